@@ -39,10 +39,8 @@ from real_sets import (
     what_is_missing,
 )
 
-from nnnorm.evaluation.bootstrap import interval_of_difference
 from nnnorm.evaluation.comparison import Task, ablate, make_result
 from nnnorm.evaluation.metrics import evaluate
-from nnnorm.evaluation.truth import clusters_of
 from nnnorm.evaluation.tuning import Select, tune
 from nnnorm.files import write_whole
 from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, find_method, make_method
@@ -88,7 +86,7 @@ def make_setups(flickr8k: Flickr8k) -> list[Setup]:
 
 
 def write_splits(flickr8k: Flickr8k, folder: Path) -> None:
-    """The files that `nnnorm compare` and `nnnorm ablate` take."""
+    """The files that `nnnorm compare` takes."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, npt.NDArray[Any]] = {"coco_captions": flickr8k.coco}
     for split in ("train", "val", "test"):
@@ -110,8 +108,7 @@ def compare_methods(setup: Setup) -> list[Record]:
     """What `compare` says for both ways of choosing, tuning each method once."""
     name, test, validation, references, others = setup
     raw = evaluate(test.queries, test.gallery, truth=test.truth)
-    clusters = clusters_of(raw.truth)
-    results = {select: [make_result("none", {}, raw, None)] for select in SELECTS}
+    results = {select: [make_result("none", {}, raw)] for select in SELECTS}
     for method in METHODS:
         second = others if method in TWO_BANKS else None
         queries, gallery, truth = validation
@@ -129,8 +126,7 @@ def compare_methods(setup: Setup) -> list[Record]:
             bank = second if cell.params else None  # no correction was the best
             bias = chosen.fit(test.gallery, references, gallery_references=bank)
             corrected = evaluate(test.queries, test.gallery, bias, truth=test.truth)
-            gain = interval_of_difference(corrected.hits(1), raw.hits(1), clusters)
-            results[select].append(make_result(method, cell.params, corrected, gain))
+            results[select].append(make_result(method, cell.params, corrected, raw))
     sizes = {"n_queries": len(raw), "n_gallery": raw.n_gallery, "n_references": len(references)}
     return [
         {"task": name, "select": select, **sizes, "results": [r.to_dict() for r in some]}
@@ -250,7 +246,7 @@ def main() -> int:
         "--write-splits",
         type=Path,
         metavar="DIR",
-        help="measure nothing: write the .npy files that `nnnorm compare` and `ablate` take",
+        help="measure nothing: write the .npy files that `nnnorm compare` takes",
     )
     arguments = parser.parse_args()
     if arguments.tables:

@@ -6,6 +6,7 @@ the default memory budget. The exact means are computed for 2,000 of the items, 
 scaled. Memory is what the process holds besides mapped files, at its peak.
 
     python benchmarks/million.py --case medium    # 20,000 x 200,000 x 128; a minute
+    python benchmarks/million.py --case large     # 1,000,000 x 100,000 x 256; 0.6 GB of disk
     python benchmarks/million.py --case million   # 1,000,000 x 500,000 x 512; 1.6 GB of disk
     python benchmarks/million.py --case noise     # 300,000 x 200,000 x 256; about six minutes
     python benchmarks/million.py --tables         # print the stored results
@@ -32,6 +33,7 @@ K, N_SAMPLE = 128, 2000
 CASES = {
     "small": (5000, 50_000, 64),
     "medium": (20_000, 200_000, 128),
+    "large": (1_000_000, 100_000, 256),
     "million": (1_000_000, 500_000, 512),
     "noise": (300_000, 200_000, 256),
 }

@@ -2,7 +2,8 @@
 
 *Recent queries.* Each case of `cases.py` has past queries and 64 recent, unlabeled ones from the
 source of the test queries. The gain of `NNN()` is measured with the past queries, with the recent
-queries alone, and with `Corrector.fit(…, recent=…)`.
+queries alone, and with `Corrector.fit(…, recent=…)`. More cautious rules (`rules.py`) are measured
+on the recent queries alone.
 
 *Items as past queries.* Half of each set's items are searched. The past queries are items of the
 other half, gallery rows with noise, or queries of which 40 % are gallery rows; own queries show the
@@ -15,14 +16,15 @@ false alarms. "Certain" is with 64 queries at hand, as in `check`, `tune` and wi
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cases import SETS, Case, Floats, Judge, as_floats, cases
 from real_sets import RESULTS, points, run_benchmark, table
-from rules import Material, shipped
+from rules import THIRD, Material, shipped
 
 import nnnorm
 from nnnorm import open_embeddings
@@ -33,6 +35,17 @@ SEEDS = (100, 101)
 KINDS = ("own", "searched", "opposite", "mismatched")
 N_RECENT = 64
 SIZES = (16, 64, 250, 1000, 4000)
+CAUTION = {
+    "n/(n + 16)": THIRD,
+    "n/(n + 32)": replace(THIRD, doubt=32),
+    "n/(n + 64)": replace(THIRD, doubt=64),
+    "n/(n + 128)": replace(THIRD, doubt=128),
+    "reliability instead of its root": replace(THIRD, power=1),
+    "reference_k 16": replace(THIRD, smallest=16),
+    "spread up to 1": replace(THIRD, spread=1.0),
+    "gate from t = 0.1 to 0.3": replace(THIRD, gate=(0.25, 0.1, 0.3)),
+    "no gate": replace(THIRD, gate=None),
+}
 BLOCK = 20  # rows that stay in one half: the captions of an image follow each other
 N_DRAWS = 2
 
@@ -48,13 +61,17 @@ def split_recent(case: Case, rng: np.random.Generator) -> tuple[Floats, Floats]:
     return (source[order[N_RECENT:]] if case.own is None else case.bank), recent
 
 
-def measure_recent(data: Path, seed: int) -> Iterator[dict[str, Any]]:
-    judge = None
+def recent_cases(data: Path, seed: int) -> Iterator[tuple[Case, Floats, Floats]]:
+    """``(case, bank, recent)``."""
     for case in cases(data, seed):
         is_small = case.own is None and len(case.bank) <= 2 * N_RECENT
-        if case.kind not in KINDS or is_small or case.search.name == "flickr8k/all-images":
-            continue
-        bank, recent = split_recent(case, np.random.default_rng([seed, 6]))
+        if case.kind in KINDS and not is_small and case.search.name != "flickr8k/all-images":
+            yield case, *split_recent(case, np.random.default_rng([seed, 6]))
+
+
+def measure_recent(data: Path, seed: int) -> Iterator[dict[str, Any]]:
+    judge = None
+    for case, bank, recent in recent_cases(data, seed):
         z = mismatch_z(*(open_embeddings(rows, normalize=True) for rows in (bank, recent)))
         if judge is None or judge.search is not case.search:
             judge = Judge(case.search)
@@ -78,21 +95,54 @@ def shipped_with_recent(gallery: Floats, bank: Floats, recent: Floats) -> Floats
     return np.asarray(corrector.bias.correction)
 
 
+def mean_gains(cells: list[dict[str, Any]], kinds: Sequence[str]) -> list[dict[str, float]]:
+    """The mean gain over draws of every case, by rule."""
+    by_case: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for cell in (cell for cell in cells if cell["kind"] in kinds):
+        by_case[cell["case"]].append(cell["gains"])
+    return [
+        {label: float(np.mean([gains[label] for gains in drawn])) for label in drawn[0]}
+        for drawn in by_case.values()
+    ]
+
+
+def summarize(found: list[dict[str, float]], label: str) -> str:
+    """Mean over cases, worst case, and number of cases below -0.3."""
+    values = np.array([gains[label] for gains in found])
+    return f"{points(values.mean())} ({points(values.min())}; {(values < -0.3).sum()})"
+
+
 def recent_tables(cells: list[dict[str, Any]]) -> str:
-    labels = list(cells[0]["gains"])
     rows = []
     for kind in KINDS:
-        by_case: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for cell in (cell for cell in cells if cell["kind"] == kind):
-            by_case[cell["case"]].append(cell)
-        flagged = [cell["z"] > MISMATCH_Z for found in by_case.values() for cell in found]
-        row = [kind, f"{len(by_case)}", f"{sum(flagged)} of {len(flagged)}"]
-        for label in labels:
-            means = [np.mean([cell["gains"][label] for cell in some]) for some in by_case.values()]
-            losses = sum(mean < -0.3 for mean in means)
-            row.append(f"{points(np.mean(means))} ({points(min(means))}; {losses})")
-        rows.append(row)
-    return table(["past queries", "cases", "z > 3", *labels], rows)
+        found = mean_gains(cells, (kind,))
+        flagged = [cell["z"] > MISMATCH_Z for cell in cells if cell["kind"] == kind]
+        row = [kind, f"{len(found)}", f"{sum(flagged)} of {len(flagged)}"]
+        rows.append([*row, *(summarize(found, label) for label in cells[0]["gains"])])
+    return table(["past queries", "cases", "z > 3", *cells[0]["gains"]], rows)
+
+
+def measure_caution(data: Path, seed: int) -> Iterator[dict[str, Any]]:
+    """Gains of more cautious rules on the recent queries alone."""
+    judge, known = None, {}
+    for case, _, recent in recent_cases(data, seed):
+        if judge is None or judge.search is not case.search:
+            judge, known = Judge(case.search), {}
+        if (key := recent.tobytes()) not in known:
+            material = Material(case.search.gallery, recent)
+            known[key] = {
+                label: round(float(judge.gains(rule(material)).mean()), 3)
+                for label, rule in CAUTION.items()
+            }
+        yield {"case": case.name, "kind": case.kind, "seed": seed, "gains": known[key]}
+
+
+def caution_table(cells: list[dict[str, Any]]) -> str:
+    groups = {"own, searched": KINDS[:2], "opposite, mismatched": KINDS[2:]}
+    found = {title: mean_gains(cells, kinds) for title, kinds in groups.items()}
+    rows = [[label, *(summarize(found[title], label) for title in groups)] for label in CAUTION]
+    titles = [f"{title} ({len(found[title])})" for title in groups]
+    return table(["rule on 64 recent queries", *titles], rows)
 
 
 # --- items as past queries -----------------------------------------------------------------------
@@ -187,12 +237,17 @@ def items_tables(cells: list[dict[str, Any]]) -> str:
 
 
 def measure(data: Path, seed: int) -> dict[str, Any]:
-    return {"recent": list(measure_recent(data, seed)), "items": list(measure_items(data, seed))}
+    return {
+        "recent": list(measure_recent(data, seed)),
+        "caution": list(measure_caution(data, seed)),
+        "items": list(measure_items(data, seed)),
+    }
 
 
 def tables(results: dict[str, Any]) -> str:
     return (
         f"### Recent queries\n\n{recent_tables(results['recent'])}\n\n"
+        f"{caution_table(results['caution'])}\n\n"
         f"### Items passed as past queries: noticed\n\n{items_tables(results['items'])}\n"
     )
 

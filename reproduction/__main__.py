@@ -14,14 +14,15 @@ from nnnorm import NNNormError
 from nnnorm.errors import MissingExtraError
 from nnnorm.files import make_folder, write_whole
 from nnnorm.report import plots
+from reproduction import say
 from reproduction.encode import Source, check_sources, encode_needed, find_needed, read_sources
-from reproduction.figures import Figures, find_figures, find_histograms
+from reproduction.figures import Figures, find_figures
 from reproduction.material import EmbeddingFolder, read_visogender, save_visogender
 from reproduction.paper import Cell, PaperTable, find_tables
 from reproduction.run import Results, Runner, run_table
 from reproduction.runtime import DEVICES
 from reproduction.synthetic import open_data
-from reproduction.tables import Found, lay_out, list_cells, make_document, tabulate_overview
+from reproduction.tables import Found, lay_out, make_document, tabulate_overview
 from reproduction.trends import find_trends, tabulate_trends
 
 _TRENDS = "trends"
@@ -60,8 +61,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--visogender", type=Path, metavar="TSV", help="write VisoGender's lists to --embeddings")
     add("--images", type=Path, metavar="FOLDER", help="pictures of --visogender")
     add("--results", type=Path, metavar="FOLDER", help="where finished cells are kept")
-    add("--by-cell", action="store_true", help="a line per cell, with its interval")
-    add("--histogram", action="append", default=[], help="with --plots: N_1 of MODEL/DATASET")
     add("--device", choices=DEVICES, default="cpu", help="for the runtime table's exact search")
     add("--encode-on", default="auto", metavar="DEVICE", help="device of the encoders")
     add("--seed", type=int, default=0)
@@ -82,7 +81,7 @@ def run(given: argparse.Namespace) -> None:
     if given.embeddings is not None:
         folder = EmbeddingFolder(given.embeddings, normalize=given.normalize, seed=given.seed)
     report = Report(given)
-    if given.table is None and not given.histogram:
+    if given.table is None:
         if given.visogender is None:
             overview = tabulate_overview(folder)
             report.tables = [overview]
@@ -91,17 +90,14 @@ def run(given: argparse.Namespace) -> None:
             ]
             report.deliver()
         return
-    names = given.table or []
-    tables = find_tables([name for name in names if name != _TRENDS])
-    with_trends = _TRENDS in names or "all" in names
+    tables = find_tables([name for name in given.table if name != _TRENDS])
+    with_trends = _TRENDS in given.table or "all" in given.table
     others = dict(open_data(text) for text in given.data)
     sources = _find_sources(given)
     if folder is None and not others:
         raise NNNormError("give --embeddings DIR with the models' embeddings, or --data shapes")
     if sources and folder is None:
         raise NNNormError("--models and --encoder need --embeddings DIR, where embeddings go")
-    if given.histogram and (folder is None or given.plots is None):
-        raise NNNormError("--histogram needs --embeddings DIR and --plots FOLDER")
     for path in (given.markdown, given.latex):
         if path is not None and not path.absolute().parent.is_dir():
             raise NNNormError(f"cannot write {path}: there is no folder {path.parent}")
@@ -109,14 +105,12 @@ def run(given: argparse.Namespace) -> None:
         every = [*tables, *(find_tables(_OF_TRENDS) if with_trends else [])]
         needed = find_needed(folder, every, set(sources))
         check_sources(folder, needed, sources)
-        encode_needed(folder, needed, sources, device=given.encode_on, step=_say)
+        encode_needed(folder, needed, sources, device=given.encode_on)
     kept = _open_results(given)
     options: Any = {"seed": given.seed, "results": kept, "device": given.device}
+    options["debug"] = given.debug
     if folder is not None:
-        runner = Runner(folder.open, **options)
-        report.measure({"ours": runner}, tables, folder, with_trends)
-        for text in given.histogram:
-            report.figures |= find_histograms(runner, text, folder)
+        report.measure({"ours": Runner(folder.open, **options)}, tables, folder, with_trends)
     if others:
         runners = {
             name: Runner(lambda *_, material=material: material, **options)
@@ -178,13 +172,10 @@ class Report:
         with_trends: bool,
     ) -> None:
         """Measure tables with the paper's models, or on other data if there is no folder."""
-        other, keep_going = folder is None, not self._given.debug
-        show = list_cells if self._given.by_cell else lay_out
+        other = folder is None
         for table in tables:
             found: Found = {
-                name: run_table(
-                    runner, table, data=name if other else None, step=_say, keep_going=keep_going
-                )
+                name: run_table(runner, table, data=name if other else None)
                 for name, runner in runners.items()
             }
             every = [cell for cells in found.values() for cell in cells]
@@ -196,7 +187,7 @@ class Report:
             runs_on = next(iter(runners.values())).runs_on
             timed = {"device": runs_on} if table.is_timed else {}
             notes = [f"Timed on {where}." for where in timed.values()]
-            self.tables.append(show(table, found, notes, other=other))
+            self.tables.append(lay_out(table, found, notes, other=other))
             listed = {name: [asdict(cell) for cell in cells] for name, cells in found.items()}
             measured = {"other_data": listed} if other else {"cells": listed["ours"]}
             self.results.append({"table": table.name, **timed, **measured})
@@ -204,8 +195,8 @@ class Report:
                 prefix = f"{name}-" if other else ""
                 self.figures |= find_figures(runners[name], table, cells, prefix, folder)
         if with_trends:
-            _say(_TRENDS)
-            trends, every = find_trends(runners, other=other, keep_going=keep_going)
+            say(_TRENDS)
+            trends, every = find_trends(runners, other=other)
             if any(trend.is_measured for trend in trends):
                 self.tables.append(tabulate_trends(trends))
                 self.results.append({"table": _TRENDS, "trends": [asdict(one) for one in trends]})
@@ -218,7 +209,7 @@ class Report:
 
     def check_measured(self) -> None:
         """Raise if nothing at all was measured."""
-        if not (self.tables or self.figures) and self._cells:
+        if not self.tables and self._cells:
             reason = _find_reason([cell for _, cell in self._cells])
             raise NNNormError(
                 f"nothing of table {self._cells[0][0]} can be measured: {reason}. "
@@ -268,11 +259,6 @@ def _find_reason(cells: Sequence[Cell]) -> str:
 
 def _write(path: Path, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
-
-
-def _say(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"{text} …", file=sys.stderr)
 
 
 if __name__ == "__main__":

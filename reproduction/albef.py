@@ -7,6 +7,7 @@ training, and have no [SEP].
 
 import re
 from collections.abc import Iterable, Sequence
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from reproduction.checkpoints import (
     fill_model,
     find_vocabulary,
     pad_rows,
-    resize_positions,
 )
 
 VOCABULARY = "vocab.txt"
@@ -65,13 +65,12 @@ class Albef(CheckpointEncoder):
         state: State,
         *,
         vocabulary: Path | None = None,
-        image_size: int | None = None,
         device: str = "auto",
     ) -> None:
         # Pre-trained checkpoints have `bert.` in the names of the text tower.
         state = {re.sub(r"^text_encoder\.bert\.", "text_encoder.", k): v for k, v in state.items()}
         with expect_kind(path, "ALBEF"):
-            seen = vision_config(state, image_size)
+            seen = vision_config(state)
             model, unused = _make_model(state, seen)
         self._model = fill_model(model, select_tensors(state, unused), path)
         vocabulary = find_vocabulary(path, vocabulary, VOCABULARY)
@@ -127,14 +126,13 @@ def _make_model(state: State, seen: dict[str, Any]) -> tuple[torch.nn.Module, li
         max_position_embeddings=len(state[PLACES]),
     )
     dim = state["text_proj.weight"].shape[0]
-    with torch.device("meta"):
-        parts = {
-            "vision_model": BlipVisionModel(BlipVisionConfig(**seen)),
-            "vision_proj": torch.nn.Linear(seen["hidden_size"], dim),
-            "text_encoder": BertModel(bert, add_pooling_layer=False),
-            "text_proj": torch.nn.Linear(width, dim),
-        }
-        return torch.nn.ModuleDict(parts), unused
+    parts = {
+        "vision_model": BlipVisionModel(BlipVisionConfig(**seen)),
+        "vision_proj": torch.nn.Linear(seen["hidden_size"], dim),
+        "text_encoder": BertModel(bert, add_pooling_layer=False),
+        "text_proj": torch.nn.Linear(width, dim),
+    }
+    return torch.nn.ModuleDict(parts), unused
 
 
 def clean_caption(text: str, max_words: int | None = _MAX_WORDS) -> str:
@@ -148,20 +146,17 @@ def clean_caption(text: str, max_words: int | None = _MAX_WORDS) -> str:
 # --- what BLIP has in common with ALBEF -----------------------------------------------------------
 
 
-def vision_config(state: State, image_size: int | None) -> dict[str, Any]:
-    """Return the sizes of the ViT, and resize its position embeddings to the size of the images."""
-    table = "visual_encoder.pos_embed"
-    width = state[table].shape[-1]
+def vision_config(state: State) -> dict[str, Any]:
+    """Return the sizes of the ViT."""
+    _, n_places, width = state["visual_encoder.pos_embed"].shape
     patch = state["visual_encoder.patch_embed.proj.weight"].shape[-1]
-    positions, size = resize_positions(state[table][0], 1, patch, image_size)
-    state[table] = positions[None]
     there = count_layers(state, rf"{_THEIRS}\.")
     return {
         "hidden_size": width,
         "intermediate_size": 4 * width,
         "num_hidden_layers": PUBLISHED.get(width, there),
         "num_attention_heads": max(1, width // HEAD),
-        "image_size": size,
+        "image_size": patch * isqrt(n_places - 1),
         "patch_size": patch,
         "layer_norm_eps": 1e-6,  # the authors'; transformers' own conversion has 1e-5
     }
@@ -190,9 +185,6 @@ def read_word_pieces(path: Path, n_words: int) -> Any:
         pieces = tokenizers.BertWordPieceTokenizer(words, lowercase=True)
     except Exception as error:  # the library raises Exception itself
         raise NNNormError(f"vocabulary {path} can't be read ({error}); is it BERT's?") from error
-    for token in ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"):
-        if token not in words:
-            raise NNNormError(f"vocabulary {path} has no {token}; is it BERT's?")
     if len(words) != n_words:
         raise NNNormError(
             f"vocabulary {path} has {len(words)} pieces, the checkpoint {n_words}; take that of "

@@ -6,6 +6,7 @@ have another one inside (sub-LN). No library has it, so it is here, under torchs
 """
 
 from collections.abc import Callable, Sequence
+from math import isqrt
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -25,7 +26,6 @@ from reproduction.checkpoints import (
     fill_model,
     find_vocabulary,
     pad_rows,
-    resize_positions,
 )
 
 Branch: TypeAlias = Literal["A", "B"]
@@ -49,14 +49,13 @@ class Beit3(CheckpointEncoder):
         state: State,
         *,
         vocabulary: Path | None = None,
-        image_size: int | None = None,
         device: str = "auto",
     ) -> None:
         state = {key: tensor for key, tensor in state.items() if key not in _UNUSED}
         with expect_kind(path, "BEiT-3"):
-            table, patch = f"{_PLACES}.A.weight", state["beit3.vision_embed.proj.weight"].shape[3]
-            state[table], size = resize_positions(state[table], 1 + _SKIPPED, patch, image_size)
             model = make_model(state)
+            patch = state["beit3.vision_embed.proj.weight"].shape[3]
+            size = patch * isqrt(len(state[f"{_PLACES}.A.weight"]) - 1 - _SKIPPED)
         self._model = fill_model(model, state, path)
         n_words, self.dim = state["beit3.text_embed.weight"].shape
         vocabulary = find_vocabulary(path, vocabulary, VOCABULARY)
@@ -95,21 +94,18 @@ class Beit3(CheckpointEncoder):
 
 
 def make_model(state: State) -> nn.Module:
-    """Make the model of a checkpoint's sizes, on the device "meta"."""
+    """Make the model of a checkpoint's sizes."""
     n_words, width = state["beit3.text_embed.weight"].shape
     patch = state["beit3.vision_embed.proj.weight"].shape[3]
     n_places = {branch: len(state[f"{_PLACES}.{branch}.weight"]) for branch in "AB"}
     there = count_layers(state, r"beit3\.encoder\.layers\.(\d+)\.")
-    with torch.device("meta"):
-        embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, patch, patch)})
-        embed.cls_token = nn.Parameter(torch.empty(1, 1, width))
-        encoder = _Encoder(width, PUBLISHED.get(width, there), n_places)
-        parts = {"text_embed": nn.Embedding(n_words, width), "vision_embed": embed}
-        beit3 = nn.ModuleDict({**parts, "encoder": encoder})
-        heads = {
-            f"{name}_head": nn.Linear(width, width, bias=False) for name in ("vision", "language")
-        }
-        return nn.ModuleDict({"beit3": beit3, **heads})
+    embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, patch, patch)})
+    embed.cls_token = nn.Parameter(torch.empty(1, 1, width))
+    encoder = _Encoder(width, PUBLISHED.get(width, there), n_places)
+    parts = {"text_embed": nn.Embedding(n_words, width), "vision_embed": embed}
+    beit3 = nn.ModuleDict({**parts, "encoder": encoder})
+    heads = {f"{name}_head": nn.Linear(width, width, bias=False) for name in ("vision", "language")}
+    return nn.ModuleDict({"beit3": beit3, **heads})
 
 
 def _both(make: Callable[[], nn.Module]) -> Any:

@@ -20,7 +20,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,6 +33,7 @@ import transformers
 from nnnorm import NNNormError, search
 from nnnorm.encoders import Encoder, open_image
 from nnnorm.files import make_folder, write_whole
+from reproduction import say
 from reproduction.albef import (
     PLACES,
     VOCABULARY,
@@ -74,25 +75,22 @@ def convert_blip(
     folder: Path,
     *,
     vocabulary: Path | None = None,
-    image_size: int | None = None,
 ) -> Path:
     """Write a checkpoint as a folder of transformers, once; return the folder."""
     vocabulary = find_vocabulary(path, vocabulary, VOCABULARY)
     with expect_kind(path, "BLIP retrieval"):
-        seen = vision_config(state, image_size)
+        seen = vision_config(state)
         config = _make_config(state, seen)
     made_from = {
         "checkpoint_sha256": hash_file(path),
         "vocabulary_sha256": hash_file(vocabulary),
-        "image_size": seen["image_size"],
     }
     about = folder / "made_from.json"
     if about.is_file() and json.loads(about.read_text(encoding="utf-8")) == made_from:
         return folder
     # The table of words has two rows more, for [DEC] and [ENC].
     pieces = read_word_pieces(vocabulary, len(state[WORDS]) - 2)
-    with torch.device("meta"):
-        empty = transformers.BlipForImageTextRetrieval(config)
+    empty = transformers.BlipForImageTextRetrieval(config)
     model = fill_model(empty, select_tensors(state, [r"text_decoder\..*"]), path)
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
@@ -146,7 +144,6 @@ def match_to_files(
     folder: Path,
     *,
     shortlist: int = SHORTLIST,
-    step: Callable[[str], None] | None = None,
 ) -> list[Path]:
     """Match images with captions and references; finished work of the same inputs is kept."""
     matcher = Matcher(encoder)
@@ -178,8 +175,7 @@ def match_to_files(
     left = np.flatnonzero(~(matrices[0].is_there & matrices[1].is_there))
     for start in range(0, len(left), _IMAGES_AT_ONCE):
         rows = left[start : start + _IMAGES_AT_ONCE]
-        if step is not None:
-            step(f"Matching image {start + 1:,} of {len(left):,}")
+        say(f"Matching image {start + 1:,} of {len(left):,}")
         found = [np.full((len(rows), len(texts)), UNMATCHED, np.float32) for texts in listed]
         for number, image in enumerate(rows):
             patches = matcher.see(images[image])

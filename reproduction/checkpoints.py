@@ -94,63 +94,28 @@ def expect_kind(path: Path, kind: str) -> Iterator[None]:
 
 
 def fill_model(model: torch.nn.Module, state: State, path: Path) -> Any:
-    """Give a model made on the device "meta" exactly the tensors of a checkpoint."""
-    wanted = {
-        key: tuple(tensor.shape)
-        for key, tensor in model.state_dict().items()
-        if not key.endswith("position_ids")
-    }
-    hint = "is it a checkpoint of another kind or task?"
-    if missing := [key for key in wanted if key not in state]:
-        raise NNNormError(
-            f"checkpoint {path} lacks {len(missing)} of the {len(wanted)} tensors this model "
-            f"needs: {_list_some(missing)}; {hint}"
-        )
-    if unknown := [key for key in state if key not in wanted]:
-        raise NNNormError(
-            f"checkpoint {path} has {len(unknown)} tensors this model does not know: "
-            f"{_list_some(unknown)}; {hint}"
-        )
-    for key, shape in wanted.items():
-        if tuple(state[key].shape) != shape:
+    """Give a model exactly the tensors of a checkpoint."""
+    wide = {key: tensor.float() for key, tensor in state.items()}
+    try:
+        found = model.load_state_dict(wide, strict=False)
+    except RuntimeError as error:  # the second line has the first key and both shapes
+        words = str(error).splitlines()[1].strip()
+        raise NNNormError(f"checkpoint {path} does not fit this model: {words}") from error
+    # Numbers of positions are computed, and stored by some versions only.
+    missing = [key for key in found.missing_keys if not key.endswith("position_ids")]
+    for keys, words in ((missing, "lacks"), (found.unexpected_keys, "has unknown")):
+        if keys:
+            shown = ", ".join(keys[:3]) + (", …" if len(keys) > 3 else "")
             raise NNNormError(
-                f"checkpoint {path}: {key} must have shape {shape}; got {tuple(state[key].shape)}"
+                f"checkpoint {path} {words} tensors ({len(keys)}): {shown}; is it of another kind "
+                "or task?"
             )
-    model = model.to_empty(device="cpu")
-    model.load_state_dict({key: tensor.float() for key, tensor in state.items()}, strict=False)
-    for name, buffer in model.named_buffers():  # which no checkpoint needs
-        if name.endswith("position_ids"):
-            buffer.copy_(torch.arange(buffer.shape[-1]).expand_as(buffer))
-        elif name.endswith("token_type_ids"):
-            buffer.zero_()
     return model.eval()
 
 
 def count_layers(state: Mapping[str, Any], pattern: str) -> int:
     """Return the number of layers whose number a pattern finds."""
     return 1 + max((int(m[1]) for key in state if (m := re.match(pattern, key))), default=-1)
-
-
-def resize_positions(
-    positions: torch.Tensor, n_extra: int, patch: int, image_size: int | None
-) -> tuple[torch.Tensor, int]:
-    """Fit position embeddings to the size of the images (bicubic, as in the authors' code).
-
-    Returns them and the side of the images: the given one, or that of the training.
-    """
-    extra, patches = positions[:n_extra].float(), positions[n_extra:].float()
-    old = round(len(patches) ** 0.5)
-    size = image_size or patch * old
-    if size < patch or size % patch:
-        raise NNNormError(f"image_size must be a multiple of the patch size {patch}; got {size}")
-    side = size // patch
-    if old != side:
-        grid = patches.reshape(1, old, old, -1).permute(0, 3, 1, 2)
-        grid = torch.nn.functional.interpolate(
-            grid, size=(side, side), mode="bicubic", align_corners=False
-        )
-        patches = grid.permute(0, 2, 3, 1).flatten(1, 2)[0]
-    return torch.cat([extra, patches]), size
 
 
 def find_vocabulary(path: Path, given: Path | None, name: str) -> Path:
@@ -177,7 +142,3 @@ def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _list_some(keys: list[str]) -> str:
-    return ", ".join(keys[:3]) + (", …" if len(keys) > 3 else "")

@@ -10,10 +10,10 @@ Every name and path is checked before the first model is loaded.
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,12 @@ import numpy.typing as npt
 from nnnorm import NNNormError
 from nnnorm.encoders import Encoder, load_encoder
 from nnnorm.files import make_folder, write_whole
+from reproduction import say
 from reproduction.material import SHARE, EmbeddingFolder, RowFile
 from reproduction.paper import TWO_BANKS, Experiment, PaperTable, load_paper
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Needed: TypeAlias = dict[tuple[str, str, str], IntArray]  # model, data set and side to its rows
-Step: TypeAlias = Callable[[str], None]
 _ROWS = 512  # between two saves: what an interruption can lose
 _CHECKPOINTS = (".pth", ".pt", ".safetensors")
 
@@ -37,7 +37,6 @@ class Source:
 
     source: str
     tokenizer: Path | None = None
-    image_size: int | None = None
 
 
 def read_sources(path: Path) -> dict[str, Source]:
@@ -50,7 +49,7 @@ def read_sources(path: Path) -> dict[str, Source]:
     for name, table in tables.items():
         if not isinstance(table, dict) or not isinstance(table.get("source"), str):
             raise NNNormError(f'{path}: [{name}] needs source = "…", a file, folder or hub name')
-        if unknown := set(table) - {"source", "tokenizer", "image_size"}:
+        if unknown := set(table) - {"source", "tokenizer"}:
             raise NNNormError(f"{path}: [{name}] has an unknown entry {sorted(unknown)[0]!r}")
         source = table["source"]
         local = path.parent / source
@@ -58,7 +57,6 @@ def read_sources(path: Path) -> dict[str, Source]:
         found[name] = Source(
             str(local) if is_path(source) or local.exists() else source,
             None if tokenizer is None else path.parent / tokenizer,
-            table.get("image_size"),
         )
     return found
 
@@ -185,14 +183,14 @@ def load_model(source: Source, *, device: str = "auto", work: Path | None = None
     from reproduction.checkpoints import read_checkpoint
 
     state = read_checkpoint(path)
-    options: Any = {"vocabulary": source.tokenizer, "image_size": source.image_size}
     if any(key.startswith("beit3.") for key in state):
-        return Beit3(path, state, device=device, **options)
+        return Beit3(path, state, vocabulary=source.tokenizer, device=device)
     if is_blip(state):
         folder = (work or path.parent) / f"{path.stem}-transformers"
-        return load_encoder(convert_blip(path, state, folder, **options), device=device)
+        convert_blip(path, state, folder, vocabulary=source.tokenizer)
+        return load_encoder(folder, device=device)
     if any(key.startswith("visual_encoder.") for key in state):
-        return Albef(path, state, device=device, **options)
+        return Albef(path, state, vocabulary=source.tokenizer, device=device)
     raise NNNormError(
         f"checkpoint {path} is neither ALBEF's or BLIP's (visual_encoder.…) nor BEiT-3's "
         f"(beit3.…); its tensors begin with {next(iter(state), 'nothing')}"
@@ -205,10 +203,8 @@ def encode_needed(
     sources: Mapping[str, Source],
     *,
     device: str = "auto",
-    step: Step | None = None,
 ) -> None:
     """Encode rows, model by model; a model without embeddings matches pairs instead."""
-    say = step or (lambda text: None)
     for model in dict.fromkeys(model for model, _, _ in needed):
         source = sources[load_paper().models[model]]
         say(f"Loading {source.source}")
@@ -221,10 +217,10 @@ def encode_needed(
             if side == "scores":
                 from reproduction.blip import match_to_files
 
-                match_to_files(encoder, *_list_pairs(folder, dataset), place, step=step)
+                match_to_files(encoder, *_list_pairs(folder, dataset), place)
             else:
                 say(f"Encoding {side} of {dataset} with {model}")
-                fill_rows(encoder, side, folder.items(dataset, side), rows, place, say)
+                fill_rows(encoder, side, folder.items(dataset, side), rows, place)
 
 
 def _list_pairs(
@@ -247,7 +243,6 @@ def fill_rows(
     items: Sequence[str],
     rows: IntArray,
     folder: Path,
-    say: Step,
 ) -> None:
     """Encode some rows into a file with a row per item; those that are done are kept."""
     make_folder(folder)

@@ -11,11 +11,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nnnorm import NNNormError
 from nnnorm.evaluation import count_occurrences, find_hubs, find_rescued
 from nnnorm.report import Hits, plot_audit, plot_hits, plots
 from reproduction.material import EmbeddingFolder, Shown
-from reproduction.paper import Cell, Experiment, PaperTable, find_fine_tuned, load_paper
+from reproduction.paper import Cell, Experiment, PaperTable, find_fine_tuned
 from reproduction.run import Runner
 
 Figures: TypeAlias = dict[str, Callable[[], Any]]
@@ -47,24 +46,6 @@ def find_figures(
     if table.name == "hubness":
         image = next(there for there in after if there.direction == "image")
         figures[f"{prefix}hubs-first-ten.png"] = lambda: draw_rescued(runner, image)
-    return figures
-
-
-def find_histograms(runner: Runner, text: str, folder: EmbeddingFolder) -> Figures:
-    """Return the histograms of N_1 of MODEL/DATASET, in both directions."""
-    short, _, dataset = text.partition("/")
-    names = {folder_name: model for model, folder_name in load_paper().models.items()}
-    model = names.get(short, short)
-    if not (short and dataset) or not folder.has(model, dataset):
-        raise NNNormError(
-            "--histogram takes MODEL/DATASET, two folders with embeddings below --embeddings and "
-            f"DATASET.json next to them; there is no {text!r}"
-        )
-    figures: Figures = {}
-    for direction in ("image", "text"):
-        there = Experiment("recall_at_1", model, dataset, direction, "nnn", dataset)
-        name = f"histogram-{short}-{dataset}-{direction}.png"
-        figures[name] = _histogram(runner, there, folder)
     return figures
 
 

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,23 +30,16 @@ from nnnorm.errors import MissingExtraError
 from nnnorm.evaluation import Task
 from nnnorm.files import make_folder, write_whole
 from nnnorm.methods import make_method
+from reproduction import say
 from reproduction.material import Groups, Material, NotThere, Shown
 from reproduction.paper import GRIDS, TWO_BANKS, Cell, Experiment, Figure, PaperTable
 from reproduction.runtime import Timed, describe_device, time_exact, time_index
 
 T = TypeVar("T")
-Step: TypeAlias = Callable[[str], None]
 _PER_CENT = ("antihub_share", "precision@1", "precision@5")
 
 
-def run_table(
-    runner: "Runner",
-    table: PaperTable,
-    *,
-    data: str | None = None,
-    step: Step | None = None,
-    keep_going: bool = True,
-) -> list[Cell]:
+def run_table(runner: "Runner", table: PaperTable, *, data: str | None = None) -> list[Cell]:
     """Run all cells of a table; on other data, those that are different experiments there."""
     cells: Sequence[Cell] = table.cells
     if data is not None:
@@ -57,14 +50,13 @@ def run_table(
         cells = list(moved.values())
     done = []
     for number, cell in enumerate(cells, 1):
-        if step is not None:
-            place = f"{number} of {len(cells)}"
-            step(f"{table.name}: {cell.experiment.model}, {cell.column} ({place})")
-        done.append(run_cell(runner, cell, keep_going=keep_going, by_rule=not table.is_timed))
+        place = f"{number} of {len(cells)}"
+        say(f"{table.name}: {cell.experiment.model}, {cell.column} ({place})")
+        done.append(run_cell(runner, cell, by_rule=not table.is_timed))
     return done
 
 
-def run_cell(runner: "Runner", cell: Cell, *, keep_going: bool, by_rule: bool) -> Cell:
+def run_cell(runner: "Runner", cell: Cell, *, by_rule: bool) -> Cell:
     """Run one cell; its figure stays if the one by the other rule fails."""
     figure = other = None
     try:
@@ -74,7 +66,7 @@ def run_cell(runner: "Runner", cell: Cell, *, keep_going: bool, by_rule: bool) -
     except (NotThere, MissingExtraError) as error:
         return replace(cell, figure=figure, missing=str(error))
     except Exception as error:
-        if not keep_going:
+        if runner.debug:
             raise
         words = str(error).partition("\n")[0]
         if isinstance(error, MemoryError):
@@ -131,7 +123,9 @@ class Runner:
         seed: int = 0,
         results: Results | None = None,
         device: str = "cpu",
+        debug: bool = False,
     ) -> None:
+        self.debug = debug  # a cell that fails stops the run
         self._open, self._seed, self._results, self._device = open_material, seed, results, device
         self.runs_on = describe_device(device)
         self._done: dict[Hashable, Any] = {}

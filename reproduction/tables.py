@@ -1,4 +1,4 @@
-"""Tables of measured figures: in the paper's own shape, one line per cell, an overview, as LaTeX.
+"""Tables of measured figures: in the paper's own shape, an overview, and as LaTeX.
 
 In the paper's shape a row has up to three lines: measured with the paper's rule, measured with the
 one-standard-error rule, and printed in the paper. Recalls and precisions are in %, gains in points;
@@ -11,20 +11,9 @@ from typing import Literal, TypeAlias
 
 from nnnorm.report import Table
 from reproduction.material import EmbeddingFolder
-from reproduction.paper import Cell, Experiment, Figure, PaperTable, load_paper
+from reproduction.paper import Cell, Figure, PaperTable, Value, load_paper
 from reproduction.synthetic import NOTES
 
-METHODS = {"none": "no correction", "nnn": "NNN", "dn": "DN", "dualis": "DualIS"}
-METHODS["dualdis"] = "DualDIS"
-_METRICS = {
-    "gain": "gain in R@1",
-    "setting": "best (α, k)",
-    "mean_absolute_error": "MAE",
-    "antihub_share": "never first, %",
-    "robin_hood": "Robin Hood index",
-    "speedup": "speed-up by the index",
-    "ks_p_value": "p of Kolmogorov–Smirnov",
-}
 _DIGITS = {"kurtosis": 1, "mean_absolute_error": 1, "max": 0, "antihub_share": 1, "speedup": 2}
 _Line = Literal["ours", "by rule", "printed"]
 _LINES: dict[_Line, str] = {"ours": "", "by rule": "  1-SE rule", "printed": "  the paper"}
@@ -100,7 +89,7 @@ class _Layout:
         if figure is None:
             return "–" if line == "ours" else ""
         there = self.cells[row, column].experiment
-        text = show_figure(Figure(figure.value), there.metric)
+        text = show_value(figure.value, there.metric)
         if isinstance(figure.value, tuple):
             return text
         if there.metric == "gain":
@@ -155,42 +144,14 @@ class _Layout:
 def lay_out(table: PaperTable, found: Found, notes: Sequence[str], *, other: bool) -> Table:
     """Lay out figures in the paper's shape, with its own below, or by name of the other data."""
     layout = _Layout(table)
-    in_rows = table.has_models_in_rows
+    in_rows = other and table.has_models_in_rows
     for name, cells in found.items():
         for cell in cells:
-            column = cell.fill_headings("Other" if other and in_rows else None)
+            column = cell.fill_headings("Other" if in_rows else None)
             if other and column[0] == column[1]:
                 column = ("", column[1])
-            layout.cells[name if other and in_rows else cell.row, column] = cell
+            layout.cells[name if in_rows else cell.row, column] = cell
     return layout.to_table(*_title_and_notes(table, found, notes, other=other))
-
-
-def list_cells(table: PaperTable, found: Found, notes: Sequence[str], *, other: bool) -> Table:
-    """List every measured cell with its interval, and the difference from the paper's figure."""
-    rows = []
-    for name, cells in found.items():
-        for cell in cells:
-            figure, printed, metric = cell.figure, cell.printed, cell.experiment.metric
-            if figure is None:
-                continue
-            difference = ""
-            if isinstance(printed, int | float) and isinstance(figure.value, int | float):
-                digits = _digits(metric)
-                change = f"{figure.value - printed:+.{digits and max(digits, 2)}f}"
-                difference = change.replace("-", "−")
-            rows.append(
-                (
-                    f"{name}, {cell.experiment.direction}" if other else cell.row,
-                    describe(cell.experiment) if other else cell.column,
-                    show_figure(figure, metric),
-                    "" if cell.by_rule is None else show_figure(cell.by_rule, metric),
-                    "" if printed is None else show_figure(Figure(printed), metric),
-                    difference,
-                )
-            )
-    columns = ("", "figure", "ours", "1-SE rule", "the paper's", "difference")
-    title, every = _title_and_notes(table, found, notes, other=other)
-    return Table(title, columns, tuple(rows), tuple(every))
 
 
 def _title_and_notes(
@@ -270,38 +231,12 @@ def tabulate_overview(folder: EmbeddingFolder | None = None) -> Table:
     return Table(title, ("table", "in the paper", "needs", "there"), tuple(rows), notes)
 
 
-def describe(experiment: Experiment) -> str:
-    """Describe an experiment in a few words, without its model and data set."""
-    metric, params = experiment.metric, experiment.params
-    if metric.startswith("recall_at_"):
-        words = [f"R@{metric.removeprefix('recall_at_')}"]
-    else:
-        words = [_METRICS.get(metric, metric)]
-    if metric not in ("setting", "speedup"):
-        words.append(METHODS[experiment.method])
-    if experiment.bank == "other":
-        words.append("other bank")
-    elif metric == "setting":
-        words.append("own bank")
-    if params and experiment.method == "nnn":
-        words.append(f"k = {params['reference_k']}, α = {params['alpha']:g}")
-    elif experiment.share < 1 and experiment.method != "none":
-        words.append(f"{100 * experiment.share:.3g} % of the bank")
-    if experiment.search == "index":
-        words.append("by index")
-    return ", ".join(words)
-
-
-def show_figure(figure: Figure, metric: str) -> str:
-    """Show a figure with the decimals of its metric, and its interval."""
-    if isinstance(figure.value, tuple):
-        alpha, reference_k = figure.value
+def show_value(value: Value, metric: str) -> str:
+    """Show a figure with the decimals of its metric."""
+    if isinstance(value, tuple):
+        alpha, reference_k = value
         return f"({alpha:g}, {reference_k})" if reference_k else "no correction"
-    digits = _digits(metric)
-    text = f"{figure.value:.{digits}f}"
-    if figure.low is not None and figure.high is not None:
-        text += f" [{figure.low:.{digits}f}, {figure.high:.{digits}f}]"
-    return text.replace("-", "−")
+    return f"{value:.{_digits(metric)}f}".replace("-", "−")
 
 
 def _signed(value: float) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 from nnnorm.report import Table
 from reproduction.paper import GRIDS, Cell, Experiment, Value, find_tables
 from reproduction.run import Runner, run_cell
-from reproduction.tables import describe
 
 Setting: TypeAlias = tuple[float, int]
 _LIKE = 0.25  # two α are alike if they differ by no more: two steps of the paper's grid
@@ -41,13 +40,11 @@ class Trend:
         return self.words != _COUNTED and any(text != _NONE for text in self.ours.values())
 
 
-def find_trends(
-    runners: dict[str, Runner], *, other: bool, keep_going: bool = True
-) -> tuple[list[Trend], list[Cell]]:
+def find_trends(runners: dict[str, Runner], *, other: bool) -> tuple[list[Trend], list[Cell]]:
     """Compute the trends with one or several runners, and return every figure they needed."""
-    sources = {"": _Source(None, None, keep_going)}
+    sources = {"": _Source(None, None)}
     for name, runner in runners.items():
-        sources[name] = _Source(runner, name if other else None, keep_going)
+        sources[name] = _Source(runner, name if other else None)
     rows: dict[str, dict[str, str]] = {}
     for name, source in sources.items():
         for words, text in _summarize(source):
@@ -76,8 +73,8 @@ def tabulate_trends(trends: Sequence[Trend]) -> Table:
 class _Source:
     """Figures of experiments: printed ones, or measured ones."""
 
-    def __init__(self, runner: Runner | None, data: str | None, keep_going: bool) -> None:
-        self.runner, self._data, self._keep_going = runner, data, keep_going
+    def __init__(self, runner: Runner | None, data: str | None) -> None:
+        self.runner, self._data = runner, data
         self.done: dict[Experiment, Cell] = {}
 
     def cells(
@@ -101,11 +98,11 @@ class _Source:
         if self.runner is None:
             return None
         if there not in self.done:
-            words = f"{there.dataset}, {there.direction} retrieval: {describe(there)}"
-            cell = Cell(there.model, words, there)
-            self.done[there] = run_cell(
-                self.runner, cell, keep_going=self._keep_going, by_rule=False
+            words = (
+                f"{there.dataset}, {there.direction} retrieval: {there.metric} of {there.method}"
             )
+            cell = Cell(there.model, words, there)
+            self.done[there] = run_cell(self.runner, cell, by_rule=False)
         figure = self.done[there].figure
         return None if figure is None else figure.value
 
@@ -115,7 +112,7 @@ def _summarize(source: _Source) -> Iterable[tuple[str, str]]:
     own = [(there, setting) for there, setting in settings if _is_own(there)]
     other = [setting for there, setting in settings if not _is_own(there)]
     yield "(1) own bank: median setting", _medians([setting for _, setting in own])
-    yield "(1) foreign bank: median setting", _medians(other)
+    yield "(1) other bank: median setting", _medians(other)
     found = source.cells("image-retrieval", "text-retrieval", methods=["none"])
     before = {_place_of(there): value for there, value in found if isinstance(value, float)}
     for name, place in (("α", 0), ("k", 1)):

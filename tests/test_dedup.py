@@ -119,6 +119,17 @@ def test_a_flood_of_near_copies_is_one_query_at_any_size(rng):
     assert unique.counts[-1] == 6000
 
 
+def test_in_a_large_bank_near_copies_are_looked_for_if_a_sample_shows_some(rng):
+    rows = rng.standard_normal((40_000, 48)).astype(np.float32)
+    rows[-500:] = rows[:500]
+    rows[-400:] += 0.1 * rng.standard_normal((400, 48)).astype(np.float32)
+    unique = unique_rows(opened(rows))
+    assert len(unique) == 39_900  # without the 100 equal rows
+    assert unique.counts.sum() == 40_000
+    log = make_log(rng, 40_000, 2000, 48)
+    assert len(unique_rows(opened(log))) < 4000
+
+
 def test_rows_without_copies_are_used_as_they_are(rng):
     rows = opened(rng.normal(size=(50, 64)))
     unique = unique_rows(rows)
@@ -158,31 +169,6 @@ def test_memory_follows_the_unique_rows_and_not_the_log(rng, tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 150 * 2**20
-
-
-# --- samples ------------------------------------------------------------------------------------
-
-
-def test_the_seed_decides_which_rows_stay_in_a_sample(rng):
-    rows = opened(rng.normal(size=(300, 64)))
-    found = [unique_rows(rows, max_references=20, seed=seed) for seed in (0, 0, 1)]
-    first, again, other = (one.rows.tolist() for one in found)
-    assert first == again != other
-    assert first == sorted(first)
-    assert len(first) == len(other) == 20
-    assert found[0].is_sample
-    assert not unique_rows(rows, max_references=300).is_sample
-
-
-def test_every_query_is_as_likely_to_stay_in_a_sample(rng):
-    """Repeats do not make a query likelier: 0.2 of the unique ones stay, popular or not."""
-    queries = rng.normal(size=(100, 32))
-    rows = opened(queries[rng.choice(100, 1000, p=_zipf(100))])
-    n_unique = len(unique_rows(rows))
-    found = [unique_rows(rows, max_references=20, seed=seed) for seed in range(60)]
-    popular = queries[:10, 0].astype(np.float32)
-    kept = [np.isin(np.array(one.embeddings)[:, 0], popular).sum() for one in found]
-    assert np.mean(kept) == pytest.approx(10 * 20 / n_unique, abs=0.6)
 
 
 # --- in a fit -----------------------------------------------------------------------------------

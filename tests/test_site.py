@@ -10,6 +10,7 @@ from typer.main import get_command
 
 import nnnorm
 from nnnorm.cli import app, load_commands
+from nnnorm.cli.app import show_option
 
 pytest.importorskip("material", reason="the site needs `pip install '.[docs]'`")
 pytest.importorskip("mkdocstrings_handlers", reason="the site needs `pip install '.[docs]'`")
@@ -83,7 +84,8 @@ def check_commands(page):
     for name, command in get_command(app).commands.items():
         assert f"nnnorm-{name}" in page.ids
         for parameter in [] if hasattr(command, "commands") else command.params:
-            assert parameter.opts[0] in page.text, f"{name} {parameter.opts[0]}"
+            written, _ = show_option(parameter)
+            assert written in page.text, f"{name} {written}"
             assert " ".join((parameter.help or "").replace("`", "").split()) in described
 
 

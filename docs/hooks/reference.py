@@ -11,6 +11,8 @@ from typer.main import get_command
 
 import nnnorm
 from nnnorm.cli import app, load_commands
+from nnnorm.cli.app import show_option
+from nnnorm.cli.options import GROUPS
 
 # Public names by what they are for; names that are in no line come last.
 TOPICS = {
@@ -47,17 +49,14 @@ def write_commands():
     load_commands()
     parts = ["# Command line", "The same as `nnnorm COMMAND --help`, on one page."]
     for name, command in walk(get_command(app), "nnnorm"):
-        context = command.make_context(name, [], resilient_parsing=True)
         parts += [f"## {name}", command.help or ""]
-        if getattr(command, "commands", None):
+        if hasattr(command, "commands"):
             continue
-        for parameter in command.get_params(context):
-            if record := parameter.get_help_record(context):
-                names, meaning = (re.sub(r"\s+", " ", text).strip() for text in record)
-                meaning = meaning.replace("[", r"\[")  # a default, and no link
-                parts.append(f"`{names}`\n:   {meaning}")
-        if command.epilog:
-            parts.append(f"```sh\n{fold(command.epilog.removeprefix('Example: '))}\n```")
+        for parameter in (one for group in GROUPS for one in command.options_of(group)):
+            names, meaning = show_option(parameter)
+            meaning = meaning.replace("[", r"\[")  # a default, and no link
+            parts.append(f"`{names}`\n:   {meaning}")
+        parts.append(f"```sh\n{fold(command.epilog.removeprefix('Example: '))}\n```")
     return "\n\n".join(parts)
 
 
@@ -72,7 +71,8 @@ def fold(line, width=90):
 
 
 def walk(command, name):
-    """Yield a command and all below it, with their full names."""
+    """Yield a command and all below it, the common ones first, with their full names."""
     yield name, command
-    for below, sub in sorted(getattr(command, "commands", {}).items()):
-        yield from walk(sub, f"{name} {below}")
+    if hasattr(command, "commands"):
+        for below in command.list_commands(None):
+            yield from walk(command.commands[below], f"{name} {below}")

@@ -15,6 +15,8 @@ have none of them, so three standard errors are added to the mean squared error.
 
 import itertools
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -47,21 +49,34 @@ _MARGIN = 3.0
 _PIECE = 1024
 
 
+def processor_time() -> float:
+    """Processor seconds of this process, divided by its threads: what free cores would take."""
+    return time.process_time() / count_threads()
+
+
 class Sample(NamedTuple):
-    """Random items with their exact means, to train on and to measure errors with."""
+    """Random items with their exact means, and the processor time that these took."""
 
     rows: IntArray
     exact: FloatArray
+    seconds: float
 
 
 def sample_means(
-    scores: Scores, k: int, *, seed: int = 0, memory_budget: int = DEFAULT_MEMORY_BUDGET
+    scores: Scores,
+    k: int,
+    *,
+    seed: int = 0,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    clock: Callable[[], float] = processor_time,
 ) -> Sample:
     """Compute the exact means of up to 512 random items, at most a quarter of a small gallery."""
     n_items = scores.shape[0]
     n_sampled = min(_N_TRAINING, -(-n_items // 4))
     rows = np.sort(np.random.default_rng(seed).permutation(n_items)[:n_sampled])
-    return Sample(rows, top_means(scores.some_rows(rows), k, memory_budget=memory_budget))
+    started = clock()
+    exact = top_means(scores.some_rows(rows), k, memory_budget=memory_budget)
+    return Sample(rows, exact, clock() - started)
 
 
 # --- time and error to expect ------------------------------------------------------------------
@@ -183,7 +198,7 @@ class InvertedLists:
         n_bytes = 4 * n * references.dim
         fits = n_bytes <= memory_budget // 2
         self._references = None if fits else references
-        self._sorted = _sort_rows(references, self.order) if fits else np.empty((0, 0), np.float32)
+        self._sorted = references.take(self.order) if fits else np.empty((0, 0), np.float32)
         self.held_bytes = n_bytes if fits else 0
         self.centroids = np.stack([self.rows(number).mean(axis=0) for number in range(len(self))])
 
@@ -196,16 +211,6 @@ class InvertedLists:
         if self._references is not None:
             return self._references.take(self.order[first:last])
         return self._sorted[first:last]
-
-
-def _sort_rows(references: Embeddings, order: IntArray) -> FloatArray:
-    """Copy rows into an order; sequential reads are faster than random ones in a mapped file."""
-    ordered = np.empty(references.shape, dtype=np.float32)
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    for start, block in references.blocks():
-        ordered[place[start : start + len(block)]] = block
-    return ordered
 
 
 def _cluster(

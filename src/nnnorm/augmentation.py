@@ -47,23 +47,25 @@ class Augmentation:
 
     def extend_items(self, rows: FloatArray, values: FloatArray) -> FloatArray:
         """Extend rows ``(n, dim)`` by their bias ``(n,)`` to stored rows ``(n, dim + n_extra)``."""
-        kept = self._with_bias(rows, values)
+        stored = (self.scale * (values.astype(np.float64) - self.shift)).astype(np.float32)
         if self.target == "ip":
-            return kept
-        squares, limit = _squares(kept), self.radius**2
+            return np.column_stack([rows, stored])
+        squares, limit = _squares(rows) + stored.astype(np.float64) ** 2, self.radius**2
         if (squares > limit * (1 + _ROUNDING)).any():
             row = int(squares.argmax())
             raise NNNormError(
                 f"item {row} has the norm {math.sqrt(squares[row]):.4g} with its bias, but this "
                 f"index was built for norms up to {self.radius:.4g}; build it again with this item"
             )
-        return np.column_stack([kept, np.sqrt((limit - squares).clip(min=0))]).astype(np.float32)
+        rest = np.sqrt((limit - squares).clip(min=0)).astype(np.float32)
+        return np.column_stack([rows, stored, rest])
 
     def extend_queries(self, queries: FloatArray, weight: float) -> FloatArray:
         """Extend queries ``(n, dim)`` by the weight to ``(n, dim + n_extra)``."""
-        extra = np.zeros((len(queries), self.n_extra), dtype=np.float32)
-        extra[:, 0] = -weight / self.scale
-        return np.hstack([queries, extra])
+        dim = queries.shape[1]
+        extended = np.zeros((len(queries), dim + self.n_extra), dtype=np.float32)
+        extended[:, :dim], extended[:, dim] = queries, -weight / self.scale
+        return extended
 
     def split_items(self, stored: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Undo `extend_items`; a cosine index may have kept the direction of its rows only."""
@@ -79,10 +81,6 @@ class Augmentation:
         far = math.sqrt(max(0.0, (self.radius / (1 + _MARGIN)) ** 2 - longest**2))
         far += self.scale * extra
         return replace(self, radius=(1 + _MARGIN) * math.hypot(longest, far))
-
-    def _with_bias(self, rows: FloatArray, values: FloatArray) -> FloatArray:
-        stored = self.scale * (values.astype(np.float64) - self.shift)
-        return np.column_stack([rows, stored]).astype(np.float32)
 
 
 def fit_augmentation(
@@ -100,11 +98,12 @@ def fit_augmentation(
     plain = Augmentation(target, shift, scale)
     if target == "ip":
         return plain
-    squares = (
-        _squares(plain._with_bias(block, bias.values[start : start + len(block)])).max()
-        for start, block in gallery.blocks()
-    )
-    return Augmentation(target, shift, scale, radius=math.sqrt(max(squares)))
+    most = 0.0
+    for start, block in gallery.blocks():
+        values = bias.values[start : start + len(block)].astype(np.float64)
+        stored = (scale * (values - shift)).astype(np.float32)
+        most = max(most, float((_squares(block) + stored.astype(np.float64) ** 2).max()))
+    return replace(plain, radius=math.sqrt(most))
 
 
 def bound_augmentation(

@@ -48,7 +48,7 @@ from nnnorm.version import __version__
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-_MAKER = "nnnorm bank build"
+_MAKER = "nnnorm bank"
 # What a file keeps next to the arrays; all else in it follows from these.
 _SETTINGS = (
     *("n_seen", "n_forgotten", "created", "normalized"),

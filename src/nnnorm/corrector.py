@@ -47,7 +47,7 @@ from nnnorm.methods import (
     warn_of_mismatch,
 )
 from nnnorm.ranking import search, warn_of_scale
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.solvers import Solver
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -423,7 +423,15 @@ class Corrector:
         True
         """
         opened = self.open(items, "items")
-        statistics = self._measure(opened, memory_budget=memory_budget, progress=progress)
+        statistics = Statistics.of_embeddings(
+            opened,
+            self.bank,
+            self.bank_of_items,
+            center=self.center,
+            solver="exact",  # the value of an item must not depend on the others
+            memory_budget=memory_budget,
+            progress=progress,
+        )
         bias = self._sign(self.method.make_bias(statistics))
         self._warn_of_other_values(bias.values, opened)
         return bias
@@ -461,11 +469,13 @@ class Corrector:
                 f"room for norms up to {self.longest:.4g}; fit it again with these items in the "
                 "gallery"
             )
-        values = np.asarray(self.method.values(self._measure(opened)), dtype=np.float32)
+        scores = Products(opened, self.bank)
+        statistics = Statistics(scores, self.bank_of_items, center=self.center, solver="exact")
+        values = np.asarray(self.method.values(statistics), dtype=np.float32)
         self._warn_of_other_values(values, opened)
         if popularity is not None:
             values = self._add_clicks(values, popularity, opened)
-        stored = np.empty((len(opened), self.dim + self.augmentation.n_extra), dtype=np.float32)
+        stored = np.empty((len(opened), opened.dim + 2), dtype=np.float32)
         for start, block in opened.blocks():
             rows = slice(start, start + len(block))
             stored[rows] = self.augmentation.extend_items(block, values[rows])
@@ -551,7 +561,8 @@ class Corrector:
         -------
         Embeddings
         """
-        rows = open_embeddings(source, name=name, normalize=self._normalizes(source))
+        given = isinstance(source, Embeddings) and source.normalized
+        rows = open_embeddings(source, name=name, normalize=self.normalize or (given and self.unit))
         self._check_dim(rows)
         if self.unit:
             if not rows.normalized and not _has_unit_norms(rows):
@@ -569,27 +580,19 @@ class Corrector:
 
     def open_valid(self, source: Source, name: str) -> ValidRows:
         """Open the rows of items that can be used; norms are left to the caller."""
+        given = isinstance(source, Embeddings) and source.normalized
         with quiet():  # odd norms are among the verdicts
-            found = open_valid(source, name=name, normalize=self._normalizes(source))
+            normalize = self.normalize or (given and self.unit)
+            found = open_valid(source, name=name, normalize=normalize)
         self._check_dim(found.embeddings)
         return found
 
-    def _normalizes(self, source: Source) -> bool:
-        return self.normalize or (
-            self.unit and isinstance(source, Embeddings) and source.normalized
-        )
-
     def _check_dim(self, rows: Embeddings) -> None:
-        if rows.dim != self.dim:
+        if rows.dim != self.bank.dim:
             raise NNNormError(
                 f"{rows.name} and the references of the corrector must share dim; got {rows.dim} "
                 f"and {self.dim}. Were they encoded by different models?"
             )
-
-    def _measure(self, items: Embeddings, **options: Any) -> Statistics:
-        # The value of an item must not depend on the others, so means are exact.
-        options |= {"solver": "exact", "center": self.center}
-        return Statistics.of_embeddings(items, self.bank, self.bank_of_items, **options)
 
     def _sign(self, bias: Bias) -> Bias:
         """Name this corrector in a bias, and say what was made of the references."""

@@ -42,7 +42,7 @@ NEAR_COPY = 0.88
 
 _EXACT_ROWS = 4096
 # Whether near copies are looked for: number of rows, rows sampled, near copies per sampled row.
-_FEW_ROWS, _N_SAMPLED, _FEW_COPIES = 2**15, 256, 2.0
+_FEW_ROWS, _N_SAMPLED, _FEW_COPIES = 2**15, 128, 2.0
 _BATCH_VALUES = 2**24  # 32,768 rows of 512 dimensions
 _STRIP_ROWS = 1024
 _TILE = 2**18
@@ -60,11 +60,7 @@ _FEW_UNIQUE = 32
 
 def round_rows(rows: FloatArray) -> Half:
     """Unit rows in float16: the form in which rows are compared and `Bank` keeps them."""
-    units = (rows / measure_rows(rows, "rows")[:, None]).astype(np.float16)
-    is_minus_0 = units.view(np.uint16) == 0x8000
-    if is_minus_0.any():
-        units[is_minus_0] = 0
-    return units
+    return as_units(rows).astype(np.float16) + np.float16(0)  # -0 becomes 0
 
 
 def as_units(rows: npt.NDArray[Any]) -> FloatArray:
@@ -73,7 +69,7 @@ def as_units(rows: npt.NDArray[Any]) -> FloatArray:
     return np.asarray(wide / measure_rows(wide, "rows")[:, None]) if len(wide) else wide
 
 
-def hash_rows(rows: FloatArray) -> npt.NDArray[np.uint64]:
+def hash_rows(rows: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint64]:
     """A number per row, the same for equal rows."""
     n_rows, dim = rows.shape
     weights = np.random.default_rng(0).integers(2**63, size=-(-dim // 2), dtype=np.uint64) * 2 + 1
@@ -163,9 +159,9 @@ class Deduplicator:
     def __init__(self, read: Callable[[IntArray], npt.NDArray[Any]], n_slots: int = 0) -> None:
         self._read, self._n = read, n_slots
         self._slot_of: dict[int, int] = {}
-        for start in range(0, n_slots, _STRIP_ROWS):
-            slots = np.arange(start, min(start + _STRIP_ROWS, n_slots))
-            self._slot_of.update(zip(_hash(read(slots)), slots.tolist(), strict=True))
+        for part in _slices(n_slots):
+            slots = np.arange(part.start, part.stop)
+            self._slot_of.update(zip(hash_rows(read(slots)).tolist(), slots.tolist(), strict=True))
         self._grid = _Grid(np.ones((1, 1), np.float32), 1)
         self._axes: FloatArray | None = None
         self._made_for, self._closest = 0, 0.0
@@ -176,13 +172,12 @@ class Deduplicator:
 
     def add(self, rows: FloatArray) -> Added:
         """Add a batch of rows in the order of arrival."""
-        rounded, keys = np.empty(rows.shape, np.float16), np.empty(len(rows), np.int64)
 
-        def prepare(start: int, stop: int) -> None:
-            rounded[start:stop] = round_rows(rows[start:stop])
-            keys[start:stop] = _hash(rounded[start:stop])
+        def prepare(start: int, stop: int) -> tuple[Half, npt.NDArray[np.uint64]]:
+            some = round_rows(rows[start:stop])
+            return some, hash_rows(some)
 
-        _in_strips(prepare, len(rows))
+        rounded, keys = _joined(_in_strips(prepare, len(rows)))
         _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
         slots = np.array([self._slot_of.get(key, -1) for key in keys[first].tolist()])
         is_unseen = slots < 0
@@ -200,11 +195,10 @@ class Deduplicator:
 
     def _locate(self, rows: FloatArray) -> _Batch:
         """Project rows and find their cells; make new cells if there are too few."""
-        n = self._n + len(rows)
-        if n > self._made_for and self._made_for <= _EXACT_ROWS:
-            self._choose_axes(rows.shape[1], n)
+        if is_too_many := self._n + len(rows) > self._made_for:
+            self._choose_axes(rows.shape[1], self._n + len(rows))
         points = np.concatenate(_in_strips(lambda a, b: self._project(rows[a:b]), len(rows)))
-        if n > self._made_for:
+        if is_too_many:
             self._make_grid(points)
         return _Batch(rows, points, *self._assign(points))
 
@@ -214,10 +208,22 @@ class Deduplicator:
             probing += number * _STRIP_ROWS
         return cast(tuple[_Cells, IntArray, _Cells], _joined(found))
 
+    def _choose_axes(self, dim: int, n_rows: int) -> None:
+        """Choose the projection for so many rows and up to four times as many to come."""
+        self._made_for = _EXACT_ROWS if n_rows <= _EXACT_ROWS else 4 * n_rows
+        self._axes, self._closest = None, 1.01 * (NEAR_COPY - 1)
+        if n_rows > _EXACT_ROWS and dim > 1.5 * _N_PROJECTED:
+            axes, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((dim, _N_PROJECTED)))
+            self._axes = (axes * np.sqrt(dim / _N_PROJECTED)).astype(np.float32)
+            self._closest = _SLACK * (NEAR_COPY - 1)
+        unique = [self._read(np.arange(part.start, part.stop)) for part in _slices(self._n)]
+        unique = [self._project(rows.astype(np.float32)) for rows in unique]
+        empty = np.empty((0, (dim if self._axes is None else _N_PROJECTED) + 2), np.float32)
+        self._points = np.concatenate([empty, *unique])
+
     def _make_grid(self, points: FloatArray) -> None:
-        """Make cells for the unique rows so far and those to come, up to four times as many."""
+        """Make cells, and find those of the unique rows so far."""
         n = self._n + len(points)
-        self._made_for = _EXACT_ROWS if n <= _EXACT_ROWS else 4 * n
         n_cells = 1 if n <= _EXACT_ROWS else min(round(1.5 * self._made_for**0.5), 2**15)
         drawn = np.random.default_rng(0).permutation(n)[: 4 * n_cells]
         sample = points[np.maximum(drawn - self._n, 0)]
@@ -231,22 +237,8 @@ class Deduplicator:
         # Half of the projected columns find the same cell nearly as often as all of them.
         n_columns = sample.shape[1] - 2 if self._axes is None else _N_PROJECTED // 2
         self._grid = _Grid(sample[:, :n_columns], max(1, min(n_cells, len(sample) // 2)))
-        for part in _slices(self._n):
-            self._cells[part] = self._grid.assign(self._points[part])[0]
-
-    def _choose_axes(self, dim: int, n_rows: int) -> None:
-        """Choose the projection for so many rows, and project the unique rows so far."""
-        self._axes, self._closest = None, 1.01 * (NEAR_COPY - 1)
-        if n_rows > _EXACT_ROWS and dim > 1.5 * _N_PROJECTED:
-            axes, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((dim, _N_PROJECTED)))
-            self._axes = (axes * np.sqrt(dim / _N_PROJECTED)).astype(np.float32)
-            self._closest = _SLACK * (NEAR_COPY - 1)
-        n_columns = dim if self._axes is None else _N_PROJECTED
-        self._points = np.empty((self._n, n_columns + 2), dtype=np.float32)
-        self._cells = np.zeros(self._n, dtype=np.uint16)
-        for part in _slices(self._n):
-            rows = self._read(np.arange(part.start, part.stop))
-            self._points[part] = self._project(rows.astype(np.float32))
+        cells = [self._grid.assign(self._points[part])[0] for part in _slices(self._n)]
+        self._cells = np.concatenate([np.empty(0, np.uint16), *cells])
 
     def _project(self, rows: FloatArray) -> FloatArray:
         """Points: projected unit rows and two more columns, 1 and minus half the squared norm."""
@@ -274,7 +266,8 @@ class Deduplicator:
             """Note the most similar unique row from a slot on; return the rows without one."""
             others = np.arange(first, self._n)
             points, cells = self._points, self._cells[first : self._n]
-            near, slots, cosines = self._pairs(batch, which, others, cells, points, read)
+            pairs = self._pairs(batch, which, others, cells, points, read)
+            near, slots, cosines = cast(_Pairs, pairs)
             order = np.lexsort((-slots, cosines))
             found[near[order]] = slots[order]  # the last of several stays
             return which[found[which] < 0]
@@ -283,14 +276,13 @@ class Deduplicator:
             """Make the first of near rows unique, in the order of arrival."""
             most, n_unique = _MOST_PAIRS * (len(which) + 256), self._n
             cells, rows = batch.cells[which], batch.rows.__getitem__
-            first, second, cosines = self._pairs(
-                batch, which, which, cells, batch.points, rows, most
-            )
-            if len(first) > most:
+            pairs = self._pairs(batch, which, which, cells, batch.points, rows, most)
+            if pairs is None:
                 half = len(which) // 2
                 admit(which[:half])
                 admit(match(batch, which[half:], n_unique, read_new))
                 return
+            first, second, cosines = pairs
             later, earlier = np.maximum(first, second), np.minimum(first, second)
             order = np.lexsort((earlier, later))
             best: dict[int, tuple[float, int]] = {}
@@ -325,40 +317,32 @@ class Deduplicator:
         points: FloatArray,
         read: Callable[[IntArray], Any],
         most: float = np.inf,
-    ) -> _Pairs:
-        """Near pairs of some rows of a batch and others, or those found first if too many."""
+    ) -> _Pairs | None:
+        """Near pairs of some rows of a batch and others; None if more than `most` may be near."""
         is_chosen = np.zeros(len(batch.rows), dtype=bool)
         is_chosen[which] = True
         is_chosen = is_chosen[batch.probing]
         mine = self._grid.by_cell(batch.probing[is_chosen], batch.probed[is_chosen])
         theirs = self._grid.by_cell(others, cells)
 
-        def search(start: int, end: int) -> _Pairs:
-            pairs, loose, n_pairs = [_NO_PAIRS], [_NO_PAIRS[:2]], 0
+        def search(start: int, end: int) -> _Pairs | None:
+            close, n_close = [_NO_PAIRS[:2]], 0
             for rows, members in zip(mine[start:end], theirs[start:end], strict=True):
                 swapped = _swapped(points.take(members, axis=0))
                 step = max(1, min(_STRIP_ROWS, _TILE // max(1, len(members))))
                 for at in range(0, len(rows) if len(members) else 0, step):
                     part = rows[at : at + step]
                     products = batch.points.take(part, axis=0) @ swapped.T
-                    close = np.flatnonzero(products > self._closest)
-                    if others is which and len(close):
-                        close = close[part[close // len(members)] != members[close % len(members)]]
-                    if not len(close):
-                        continue
-                    if 64 * len(close) < products.size:
-                        a, b = np.divmod(close, len(members))
-                        loose.append((part[a], members[b]))
-                        continue
-                    cosines = as_units(batch.rows[part]) @ as_units(read(members)).T
-                    if others is which:
-                        cosines[part[:, None] == members] = 0
-                    a, b = np.nonzero(cosines > NEAR_COPY)
-                    pairs.append((part[a], members[b], cosines[a, b]))
-                    n_pairs += len(a)
-                    if n_pairs > most:
-                        return cast(_Pairs, _joined(pairs))
-            first, second = _joined(loose)
+                    a, b = np.divmod(np.flatnonzero(products > self._closest), len(members))
+                    close.append((part[a], members[b]))
+                    n_close += len(a)
+                    if n_close > most:
+                        return None
+            first, second = _joined(close)
+            if others is which:
+                is_other = first != second
+                first, second = first[is_other], second[is_other]
+            pairs = [_NO_PAIRS]
             for some in _slices(len(first)):
                 left, right = as_units(batch.rows[first[some]]), as_units(read(second[some]))
                 cosines = np.einsum("ij,ij->i", left, right)
@@ -366,20 +350,15 @@ class Deduplicator:
                 pairs.append((first[some][near], second[some][near], cosines[near]))
             return cast(_Pairs, _joined(pairs))
 
-        found, n_found, n_cells = [_NO_PAIRS], 0, self._grid.n_cells
+        found, n_cells = [_NO_PAIRS], self._grid.n_cells
         for _, _, pairs in strips_in_order(search, n_cells, -(-n_cells // 16), threading.Event()):
+            if pairs is None:
+                return None
             found.append(pairs)
-            n_found += len(pairs[0])
-            if n_found > most:
-                break
         return cast(_Pairs, _joined(found))
 
 
 _NO_PAIRS: _Pairs = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
-
-
-def _hash(rows: Half) -> list[int]:
-    return [hash(row.tobytes()) for row in rows]
 
 
 def _swapped(points: FloatArray) -> FloatArray:
@@ -424,13 +403,7 @@ class UniqueRows:
 References: TypeAlias = Embeddings | UniqueRows
 
 
-def unique_rows(
-    references: Embeddings,
-    *,
-    max_references: int | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> UniqueRows:
+def unique_rows(references: Embeddings, progress: Progress | None = None) -> UniqueRows:
     """Find the unique rows of past queries."""
     hashes = np.concatenate([hash_rows(block) for _, block in references.blocks()])
     _, rows, counts = np.unique(hashes, return_index=True, return_counts=True)
@@ -438,10 +411,6 @@ def unique_rows(
     rows, counts = rows[order], counts[order]
     if len(rows) <= _FEW_ROWS or _count_near_copies(references, rows) >= _FEW_COPIES:
         rows, counts = _search(references, progress)
-    if max_references is not None and max_references < len(rows):
-        luck = draw_luck(round_rows(references.take(rows)), seed)
-        kept = np.sort(np.argsort(-luck, kind="stable")[:max_references])
-        rows, counts = rows[kept], counts[kept]
     kept_rows = references if len(rows) == len(references) else references.subset(rows)
     return UniqueRows(kept_rows, rows, counts, len(references), references.fingerprint)
 
@@ -485,7 +454,7 @@ def drop_copies(
     check_duplicates(duplicates)
     if duplicates == "keep":
         return references
-    unique = unique_rows(references, progress=progress)
+    unique = unique_rows(references, progress)
     warn_of_few_rows(unique)
     return unique
 

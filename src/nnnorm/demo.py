@@ -177,7 +177,7 @@ def _run(folder: Path, step: Step) -> Demo:
         shapes,
         diagnosis,
         tuning,
-        evaluation.report_gain(automatic.method, automatic.params, corrected, raw),
+        evaluation.make_result(automatic.method, automatic.params, corrected, raw),
         comparison,
         examples,
         n_gained=int((~was_right & is_right).sum()),

@@ -1,11 +1,11 @@
 """Checks of galleries and past queries that would give a wrong correction in silence.
 
 - Past queries that are rows of the gallery, exactly or nearly, and repeated items (`check_inputs`).
-- Past queries that are other items, such as photos where texts were meant (`separation_z`). Three
+- Past queries that are other items, such as photos where texts were meant (`are_items`). Three
   scores of each row are compared with those of the items: how much of the row the items don't span,
   how close its nearest items are, and on which side of the two means it lies. If none of the three
   tells the rows from items, they are items, or of a kind that can't be told from items. Queries, if
-  there are any, settle which (`are_items`).
+  there are any, settle which.
 - Past queries from another source than the queries (`mismatch_z`).
 
 Figures: `benchmarks/mismatch.py`.
@@ -41,9 +41,10 @@ FEW_QUERIES = 16
 LIKE_ITEMS = ".* look like items of"
 
 # The fewest rows that `fit` judges, and the separation below which they are taken for items. Texts
-# and images of CLIP, whose items have a mean far from 0, are 11 apart with 64 rows; rows of other
-# models may need 250.
-_CONE, _IN_CONE, _ELSEWHERE = 0.4, (64, 6.0), (250, 4.0)
+# and images of CLIP, whose items have a mean far from 0, are 11 apart with 64 rows. In other
+# models, fewer than 250 queries of the same kind as the items may be as close as 1.5.
+_CONE, _FEWEST, _MANY = 0.4, 64, 250
+_IN_CONE, _ELSEWHERE, _FEW_ELSEWHERE = 6.0, 4.0, 1.25
 _PART, _N_PARTS, _BLOCK = 512, 2, 16
 _N_NEAREST, _RIDGE = 10, 0.1
 _CLEAR = 12.0  # more samples would not change the answer
@@ -75,7 +76,8 @@ def check_inputs(
         and len(references) >= FEW_QUERIES
         and references.dim == gallery.dim  # or rejected elsewhere, with both shapes
     )
-    n_read, n_sought = count_checked(len(gallery), len(references) if is_checked else 1)
+    n_read = min(len(gallery), _MOST_READ)
+    n_sought = min(len(references), _MOST_SOUGHT, _FEWEST_SOUGHT * -(-len(gallery) // n_read))
     places = np.linspace(0, len(references) - 1, n_sought).astype(np.int64)
     sought = as_units(references.take(places)) if is_checked else np.empty((0, gallery.dim))
     best, nearest = np.full(len(sought), -np.inf, dtype=np.float32), np.zeros_like(sought)
@@ -104,7 +106,7 @@ def check_inputs(
         if allow_gallery_rows is not None:
             raise NNNormError(
                 f"{found}, {harm}. Pass past queries instead, or allow_gallery_rows=True "
-                "(--allow-gallery-rows) if past queries do equal items"
+                "(--set allow_gallery_rows=true) if past queries do equal items"
             )
         warn(f"{found}, {harm}; pass past queries instead")
     elif n_near > _MOST_NEAR * expected:
@@ -115,13 +117,6 @@ def check_inputs(
         )
     elif compare:
         warn_of_items(references, gallery)
-
-
-def count_checked(n_gallery: int, n_references: int) -> tuple[int, int]:
-    """Numbers of gallery rows that are read, and of references that are looked for in them."""
-    n_read = min(n_gallery, _MOST_READ)
-    wanted = _FEWEST_SOUGHT * -(-n_gallery // n_read)
-    return n_read, min(n_references, _MOST_SOUGHT, wanted)
 
 
 def _read(gallery: Embeddings, n_read: int) -> Iterator[FloatArray]:
@@ -145,15 +140,9 @@ def _warn_of_repeats(gallery: Embeddings, hashes: npt.NDArray[np.uint64]) -> Non
 # --- items passed as past queries ----------------------------------------------------------------
 
 
-def separation_z(rows: Embeddings, items: Embeddings, *, seed: int = 0) -> float:
-    """How clearly rows differ from items, in standard errors of the clearest of three scores."""
-    compared = _compare(rows, items, seed)
-    return math.nan if compared is None else _clearest(*compared)
-
-
-def _compare(rows: Embeddings, items: Embeddings, seed: int = 0) -> tuple[Doubles, Doubles] | None:
+def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | None:
     """How far each of the three scores is from telling nothing, and the variances of that."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     some, blocks = _sample(rows, _PART, rng)
     known, known_blocks = _sample(items, _N_PARTS * _PART, rng)
     if min(len(some), len(known)) < FEW_QUERIES:
@@ -196,9 +185,12 @@ def are_items(
     """Whether references can't be told from items; with queries, whether those can be."""
     places = np.linspace(0, len(gallery) - 1, 256).astype(np.int64)
     mean = as_units(gallery.take(places)).mean(axis=0)
-    fewest, limit = _IN_CONE if mean @ mean > _CONE else _ELSEWHERE
-    if min(len(references), len(gallery)) < (fewest if queries is None else FEW_QUERIES):
+    n_rows = min(len(references), len(gallery))
+    if n_rows < (_FEWEST if queries is None else FEW_QUERIES):
         return False
+    limit = _IN_CONE if mean @ mean > _CONE else _ELSEWHERE
+    if limit == _ELSEWHERE and queries is None and n_rows < _MANY:
+        limit = _FEW_ELSEWHERE
     compared = _compare(references, gallery)
     if compared is None or _clearest(*compared) >= limit:
         return False

@@ -5,7 +5,7 @@ Gates (QBNorm, DualDIS) are decided here, per query, on the raw scores.
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,7 +25,7 @@ from nnnorm.embeddings import (
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress, unreadable, write_whole
 from nnnorm.methods import published_product
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, top_k
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, TopK, top_k
 from nnnorm.tables import check_ids
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -47,7 +47,7 @@ class Ranking:
     indices : ndarray, shape (n_queries, k), int64
         Gallery rows.
     ids : ndarray, shape (n_queries, k), or None
-        The items' own ids, where they were given or came with the gallery.
+        The items' own ids, if they were given or came with the gallery.
     """
 
     scores: FloatArray
@@ -158,8 +158,7 @@ def search(
     >>> search(queries, gallery, hubs, k=1).indices.tolist()
     [[1]]
     """
-    asked, items = _open_pair(queries, gallery, bias, normalize)
-    weight = _check_bias(bias, items, weight, asked)
+    asked, items, weight = _open(queries, gallery, bias, weight, normalize)
     warn_of_scale(bias, asked, weight)
     names = items.ids if ids is None else check_ids(ids, len(items), name=items.name)
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(items):
@@ -167,11 +166,17 @@ def search(
             f"k must be a whole number from 1 to the {len(items)} items of {items.name}; got {k}"
         )
     if bias is not None and bias.gates:
-        found = _search_gated(asked, items, bias, int(k), weight, memory_budget, progress)
-        return replace(found, ids=None if names is None else names[found.indices])
-    offset = None if bias is None else np.float32(weight) * bias.values
-    products = Products(asked, items, offset=offset, memory_budget=memory_budget)
-    best = top_k(products, int(k), memory_budget=memory_budget, progress=progress)
+        # A gate looks at a query's raw best item, so whole rows are made, a few at a time.
+        found = []
+        options: dict[str, Any] = {"memory_budget": memory_budget // 2, "progress": progress}
+        for _, scores in iterate_scores(asked, items, bias, weight=weight, **options):
+            rows = Matrix(ScoreMatrix([scores], role="scores"))
+            found.append(top_k(rows, int(k), memory_budget=memory_budget))
+        best = TopK(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+    else:
+        offset = None if bias is None else np.float32(weight) * bias.values
+        products = Products(asked, items, offset=offset, memory_budget=memory_budget)
+        best = top_k(products, int(k), memory_budget=memory_budget, progress=progress)
     return Ranking(*best, ids=None if names is None else names[best.indices])
 
 
@@ -205,8 +210,7 @@ def score_matrix(
     >>> score_matrix(np.eye(2), np.eye(2), Bias(np.array([0.5, 0.0]), 1.0, "nnn")).tolist()
     [[0.5, 0.0], [-0.5, 1.0]]
     """
-    asked, items = _open_pair(queries, gallery, bias, normalize)
-    weight = _check_bias(bias, items, weight, asked)
+    asked, items, weight = _open(queries, gallery, bias, weight, normalize)
     warn_of_scale(bias, asked, weight)
     raw = asked.rows(0, len(asked)) @ items.rows(0, len(items)).T
     return raw if bias is None else _correct(raw, bias, weight)
@@ -222,8 +226,7 @@ def iterate_scores(
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, FloatArray]]:
     """Stream corrected scores in whole rows, a strip of queries at a time."""
-    asked, items = _open_pair(queries, gallery, bias)
-    weight = _check_bias(bias, items, weight, asked)
+    asked, items, weight = _open(queries, gallery, bias, weight)
     n_queries, n_gallery = len(asked), len(items)
     gated = bias is not None and bool(bias.gates)
     offset = None if bias is None or gated else np.float32(weight) * bias.values
@@ -251,28 +254,6 @@ def iterate_scores(
 # --- gates and checks --------------------------------------------------------------------------
 
 
-def _search_gated(
-    queries: Embeddings,
-    gallery: Embeddings,
-    bias: Bias,
-    k: int,
-    weight: float,
-    memory_budget: int,
-    progress: Progress | None,
-) -> Ranking:
-    """A gate looks at a query's raw best item, so whole rows are made, a few at a time."""
-    shape = len(queries), k
-    ranking = Ranking(np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.int64))
-    for start, scores in iterate_scores(
-        queries, gallery, bias, weight=weight, memory_budget=memory_budget // 2, progress=progress
-    ):
-        rows = Matrix(ScoreMatrix([scores], role="scores"))
-        stop = start + len(scores)
-        best = top_k(rows, k, memory_budget=memory_budget)
-        ranking.scores[start:stop], ranking.indices[start:stop] = best
-    return ranking
-
-
 def _correct(raw: FloatArray, bias: Bias, weight: float) -> FloatArray:
     """Corrected scores of whole rows, ``(n_queries, n_gallery)``."""
     if not bias.gates:
@@ -287,20 +268,8 @@ def _correct(raw: FloatArray, bias: Bias, weight: float) -> FloatArray:
     return corrected
 
 
-def _open_pair(
-    queries: Source, gallery: Source, bias: Bias | None, normalize: bool | None = None
-) -> tuple[Embeddings, Embeddings]:
-    asked = open_embeddings(queries, name="queries", normalize=normalize, fingerprint=False)
-    hashed = bias is not None  # a bias is matched with its gallery by the fingerprint
-    items = open_embeddings(gallery, name="gallery", normalize=normalize, fingerprint=hashed)
-    check_same_dim(asked, items)
-    if asked.normalized or items.normalized:
-        check_same_norms(asked, items)
-    return asked, items
-
-
 def warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None:
-    """Warn where the bias is on another scale than the scores of these queries."""
+    """Warn if the bias is on another scale than the scores of these queries."""
     if bias is None or bias.reference_norms is None or weight == 0 or not bias.values.any():
         return
     (low, high), (least, most) = sorted([bias.reference_norms, queries.norm_range])
@@ -316,27 +285,37 @@ def warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None
         )
 
 
-def _check_bias(
-    bias: Bias | None, gallery: Embeddings, weight: float | None, queries: Embeddings
-) -> float:
-    """Return the weight to use, once the bias is known to belong to this gallery."""
+def _open(
+    queries: Source,
+    gallery: Source,
+    bias: Bias | None,
+    weight: float | None,
+    normalize: bool | None = None,
+) -> tuple[Embeddings, Embeddings, float]:
+    """Open both sides, check that the bias belongs to this gallery, and return its weight too."""
+    asked = open_embeddings(queries, name="queries", normalize=normalize, fingerprint=False)
+    hashed = bias is not None  # a bias is matched with its gallery by the fingerprint
+    items = open_embeddings(gallery, name="gallery", normalize=normalize, fingerprint=hashed)
+    check_same_dim(asked, items)
+    if asked.normalized or items.normalized:
+        check_same_norms(asked, items)
     if bias is None:
         if weight is not None:
             raise NNNormError("weight needs a bias; pass one, or leave out weight")
-        return 0.0
+        return asked, items, 0.0
     if not isinstance(bias, Bias):
         raise NNNormError(
             "bias must be a Bias, from a method's fit or Bias.load(path); got "
             f"{type(bias).__name__}"
         )
-    if bias.fingerprints and not bias.fits(gallery) and bias.fits(queries):
+    if bias.fingerprints and not bias.fits(items) and bias.fits(asked):
         raise NNNormError(
             "queries and gallery look swapped: the bias was fitted on what was given as queries; "
             "the order is (queries, gallery, bias)"
         )
-    bias.check_gallery(gallery)
+    bias.check_gallery(items)
     if weight is None:
-        return bias.weight
+        return asked, items, bias.weight
     if bias.params.get("gate") == "paper" and weight != 1:
         raise NNNormError(
             "the published DualDIS is a product of factors and takes no weight; leave it out, "
@@ -344,10 +323,7 @@ def _check_bias(
         )
     used = check_weight(weight)
     check_correction(used, bias.values)
-    return used
-
-
-# --- a collection that can't change ---
+    return asked, items, used
 
 
 class Reranked(NamedTuple):

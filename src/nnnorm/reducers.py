@@ -154,7 +154,7 @@ class KeepLogMeanExp:
         self._seen = first_column + block.shape[1]
         # In pieces, so that the passes over each stay in the cache.
         width = min(block.shape[1], _CACHED_COLUMNS)
-        step = max(1, min(_CACHED_SCORES, block.size // 8) // width)
+        step = max(1, min(_CACHED_SCORES, block.size // 16) // width)
         for start in range(0, len(block), step):
             stop = min(start + step, len(block))
             piece = slice(rows.start + start, rows.start + stop)

@@ -209,8 +209,7 @@ def top_k(
     progress: Progress | None = None,
 ) -> TopK:
     """Find the k best columns of every row exactly; ties go to the lower column."""
-    n_rows, n_columns = scores.shape
-    _check_k(k, n_columns)
+    n_rows = scores.shape[0]
     found = TopK(np.empty((n_rows, k), np.float32), np.empty((n_rows, k), np.int64))
     # Per score: the partitioned copy and the mask. Per row: 3k candidates with their sort keys.
     for start, stop, best in reduce_rows(
@@ -238,8 +237,6 @@ def scan(
 
     ``best`` has the k best values of each row, best first, and ``logs`` a row per β.
     """
-    if k or not betas:
-        _check_k(k, scores.shape[1])
     # Best values: the first block is partitioned in a copy; the mask. Logs: pieces in the cache.
     needs = 4 * (10 * k + 128) * (k > 0) + 24 * (len(betas) + 2) * (len(betas) > 0)
     return reduce_rows(
@@ -249,7 +246,7 @@ def scan(
         bytes_per_row=needs,
         memory_budget=memory_budget,
         progress=progress,
-        narrowest=max(1, k),
+        narrowest=k if k or not betas else 1,
     )
 
 
@@ -269,11 +266,6 @@ def log_mean_exp(scores: Scores, betas: Sequence[float], **options: Any) -> npt.
     return out
 
 
-def _check_k(k: int, n_columns: int) -> None:
-    if not 1 <= k <= n_columns:
-        raise NNNormError(f"k must be between 1 and the {n_columns} columns there are; got {k}")
-
-
 # --- blocks and strips -------------------------------------------------------------------------
 
 
@@ -287,8 +279,15 @@ def reduce_rows(
     progress: Progress | None = None,
     narrowest: int = 1,
 ) -> Iterator[tuple[int, int, Any]]:
-    """Visit all scores once, strip by strip, and yield ``(start, stop, result)`` in row order."""
+    """Visit all scores once, strip by strip, and yield ``(start, stop, result)`` in row order.
+
+    A block has at least `narrowest` columns if memory allows: the k of a reducer of the k best.
+    """
     n_rows, n_columns = scores.shape
+    if not 1 <= narrowest <= n_columns:
+        raise NNNormError(
+            f"k must be between 1 and the {n_columns} columns there are; got {narrowest}"
+        )
     if memory_budget < _SMALLEST_BUDGET:
         raise NNNormError(
             f"memory_budget must be at least {_SMALLEST_BUDGET} bytes (1 MB); got {memory_budget}"
@@ -299,7 +298,10 @@ def reduce_rows(
     needs = 4 + bytes_per_score, bytes_per_row, memory_budget // n_workers, narrowest
     n_strip, n_block = _plan(scores, *needs)
     if n_workers > 1:
-        n_strip = _even_strips(n_rows, n_strip, n_workers, scores.column_bytes == 0)
+        # Equal strips, as many for every thread; larger if columns are converted every time.
+        n_strip = min(n_strip, 4096 if scores.column_bytes else 1280)
+        n_turns = -(-n_rows // (n_strip * n_workers))
+        n_strip = -(-n_rows // (n_turns * n_workers))
     stop, done = threading.Event(), Done(progress, n_rows * n_columns)
 
     def reduce(first_row: int, last_row: int) -> Any:
@@ -345,13 +347,6 @@ def _plan(
     return n_strip, n_block
 
 
-def _even_strips(n_rows: int, n_strip: int, n_workers: int, columns_are_free: bool) -> int:
-    """Equal strips, the same number per thread; larger if columns are converted every time."""
-    n_strip = min(n_strip, 1280 if columns_are_free else 4096)
-    n_strips = -(-n_rows // n_strip)
-    return -(-n_rows // (-(-n_strips // n_workers) * n_workers))
-
-
 # --- threads -----------------------------------------------------------------------------------
 
 
@@ -379,16 +374,17 @@ def strips_in_order(
         finally:
             _here.is_worker = False
 
-    strips = [(start, min(start + n_strip, n_rows)) for start in range(0, n_rows, n_strip)]
-    n_threads = count_threads()
-    with _one_blas_thread(), _workers(n_threads) as pool:
+    starts, n_threads = range(0, n_rows, n_strip), count_threads()
+    # A BLAS on OpenMP has one limit per thread, so every worker sets its own.
+    pool = ThreadPoolExecutor(n_threads, "nnnorm", _limit_blas)
+    with one_blas_thread(), pool:
         futures: list[Future[Any]] = []
         try:
-            for number, (start, end) in enumerate(strips):
+            for number, start in enumerate(starts):
                 # Only a few strips ahead of the consumer, so that few results are held.
-                while len(futures) < min(len(strips), number + 2 * n_threads):
-                    futures.append(pool.submit(run, *strips[len(futures)]))
-                yield start, end, futures[number].result()
+                for ahead in starts[len(futures) : number + 2 * n_threads]:
+                    futures.append(pool.submit(run, ahead, min(ahead + n_strip, n_rows)))
+                yield start, min(start + n_strip, n_rows), futures[number].result()
         finally:
             stop.set()
 
@@ -403,6 +399,10 @@ def count_threads() -> int:
     return os.cpu_count() or 1
 
 
+def _limit_blas() -> Any:
+    return _blas().limit(limits=1, user_api="blas")
+
+
 class _Limit:
     """Number of callers that limit BLAS now, and the handle that ends the limit."""
 
@@ -412,12 +412,12 @@ class _Limit:
 
 
 @contextmanager
-def _one_blas_thread() -> Iterator[None]:
+def one_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread until the last caller has left."""
     with _Limit.lock:
         _Limit.holders += 1
         if _Limit.holders == 1:
-            _Limit.release = _blas().limit(limits=1, user_api="blas")
+            _Limit.release = _limit_blas()
     try:
         yield
     finally:
@@ -425,15 +425,6 @@ def _one_blas_thread() -> Iterator[None]:
             _Limit.holders -= 1
             if _Limit.holders == 0:
                 _Limit.release.restore_original_limits()
-
-
-def _workers(n_threads: int) -> ThreadPoolExecutor:
-    # A BLAS on OpenMP has one limit per thread, so every worker sets its own.
-    return ThreadPoolExecutor(
-        n_threads,
-        thread_name_prefix="nnnorm",
-        initializer=lambda: _blas().limit(limits=1, user_api="blas"),
-    )
 
 
 @lru_cache(maxsize=1)

@@ -7,15 +7,14 @@
     auto          exact if that takes less than about 30 seconds, otherwise approximate if its
                   measured error is at most 0.15, otherwise exact with a warning
 
-`auto` starts the exact work and extrapolates its time after two seconds, by the processor time of
-all threads, so the decision holds on any machine and doesn't depend on what else it is doing. The
-parameters of a bias say which solver ran; of approximate means also the quality and the error,
-which is measured on a sample, with a margin (`approximate.py`).
+`auto` computes the exact means of a sample of items first and extrapolates their processor time, so
+the decision holds on any machine and doesn't depend on what else it is doing. The parameters of a
+bias say which solver ran; of approximate means also the quality and the error, which is measured on
+the sample, with a margin (`approximate.py`).
 """
 
 import math
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -29,25 +28,20 @@ from nnnorm.approximate import (
     count_list_scores,
     is_worth_lists,
     learn_lists,
+    processor_time,
     sample_means,
 )
 from nnnorm.errors import NNNormError, require, warn
 from nnnorm.files import Progress
-from nnnorm.scoring import (
-    DEFAULT_MEMORY_BUDGET,
-    Products,
-    Scores,
-    count_threads,
-    top_means,
-)
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, top_means
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Solver = Literal["auto", "exact", "torch", "cuda", "mps", "approximate"]
 SOLVER_NAMES: tuple[str, ...] = get_args(Solver)
 # A sample of items with known means is left out of exact work if it is this share of the gallery.
 _LARGE_SAMPLE = 0.04
-# Seconds after which the rate of exact work is known, and seconds that it may take.
-_OBSERVED, _LONG = 2.0, 30.0
+# Multiplications that take about a second, and seconds that exact work may take.
+_QUICK, _LONG = 2**34, 30.0
 # What `auto` accepts of approximate means: error, and time relative to exact means.
 _LARGEST_ERROR, _LARGEST_TIME = 0.15, 0.5
 # Time of a score of inverted lists relative to one of the whole product: 1.6 to 2.5 in
@@ -65,11 +59,6 @@ def check_solver(solver: str, quality: int | None) -> None:
         raise NNNormError(f"quality is for the solver approximate; got it with {solver}")
     if not isinstance(quality, int) or isinstance(quality, bool) or quality < 1:
         raise NNNormError(f"quality must be a whole number of at least 1; got {quality!r}")
-
-
-def processor_time() -> float:
-    """Seconds that the threads of this process would have taken on free cores."""
-    return time.process_time() / count_threads()
 
 
 def compute_means(
@@ -123,57 +112,33 @@ def _exact_means(
 # --- auto --------------------------------------------------------------------------------------
 
 
-class _TooLong(Exception):
-    """Exact work would go on for longer than `auto` lets it; has the seconds to expect."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-
-
 def _auto_means(
     scores: Products, k: int, sample: Sample | None, clock: Callable[[], float], **options: Any
 ) -> tuple[FloatArray, dict[str, Any]]:
-    try:
-        watched = {**options, "progress": _watch(options["progress"], clock)}
-        return _exact_means(scores, k, sample, **watched)
-    except _TooLong as long:
-        seconds = long.seconds
-    model, least_error = _find_model(scores, k, sample, options["memory_budget"])
-    if model is not None:
-        return _model_means(model, scores, **options)
-    announced = f"exact means will take about {_duration(seconds)}"
-    if math.isfinite(least_error):
-        announced += (
-            f"; approximate means would be off by {least_error:.0%} of their standard deviation "
-            f"({_LARGEST_ERROR:.0%} is accepted). To use them all the same, pass "
-            "solver='approximate' (--solver approximate)"
-        )
-    warn(announced)
-    options["progress"] = options["progress"] or _make_bar()
+    n_items, n_references = scores.shape
+    if n_items * n_references * scores.rows.dim <= _QUICK:
+        return _exact_means(scores, k, sample, **options)
+    budget = options["memory_budget"]
+    sample = sample or sample_means(scores, k, memory_budget=budget, clock=clock)
+    seconds = sample.seconds * n_items / len(sample.rows)
+    if seconds > _LONG:
+        model, least_error = _find_model(scores, k, sample, budget)
+        if model is not None:
+            return _model_means(model, scores, **options)
+        announced = f"exact means will take about {_duration(seconds)}"
+        if math.isfinite(least_error):
+            announced += (
+                f"; approximate means would be off by {least_error:.0%} of their standard "
+                f"deviation ({_LARGEST_ERROR:.0%} is accepted). To use them all the same, pass "
+                "solver='approximate' (--solver approximate)"
+            )
+        warn(announced)
+        options["progress"] = options["progress"] or _make_bar()
     return _exact_means(scores, k, sample, **options)
 
 
-def _watch(progress: Progress | None, clock: Callable[[], float]) -> Progress:
-    """Wrap `progress` so that it raises `_TooLong`, once the rate is known, if too much is left."""
-    started, is_known = clock(), False
-
-    def report(done: int, total: int) -> None:
-        nonlocal is_known
-        if progress is not None:
-            progress(done, total)
-        elapsed = clock() - started
-        if is_known or elapsed < _OBSERVED:
-            return
-        is_known = True
-        if elapsed * (total - done) / done > _LONG:
-            raise _TooLong(elapsed * total / done)
-
-    return report
-
-
 def _find_model(
-    scores: Products, k: int, sample: Sample | None, memory_budget: int
+    scores: Products, k: int, sample: Sample, memory_budget: int
 ) -> tuple[ListModel | None, float]:
     """Find the least quality with a small error that still saves time; also the least error."""
     n_scores = scores.shape[0] * scores.shape[1]
@@ -183,8 +148,6 @@ def _find_model(
         spent += _LIST_SCORE * learning / n_scores
         if spent + _LIST_SCORE * probing / n_scores > _LARGEST_TIME:
             break
-        if sample is None:
-            sample = sample_means(scores, k, memory_budget=memory_budget)
         model = learn_lists(scores, k, quality, sample, memory_budget=memory_budget)
         error = math.inf if model is None else model.error
         least_error = min(least_error, error)

@@ -1,9 +1,9 @@
 """Every command of the package with healthy arguments, which the fuzzer then damages.
 
-Commands and options are read from the command line itself. A command that is missing from `LINES`
-gets a line made from the names of its required options, and an input file that no line has gets a
-line of its own. Where such a line does not work, or a file option has a name that is not known
-here, the tests fail and ask for a line.
+Commands and options are read from the command line itself. A command's lines are its required
+options with a healthy file each, and one more line for every other file that one of its options can
+take. `MORE` has lines that need several options at once. If a line doesn't work, or an option takes
+a file and has a name that is not in `FILES` or `OUTPUTS`, the tests fail and ask for it.
 """
 
 import inspect
@@ -13,192 +13,123 @@ from pathlib import Path
 from types import UnionType
 from typing import Union, get_args, get_origin
 
+from typer.main import get_command
+
 from nnnorm.cli import app, load_commands
 from tests.attack.materials import APPLICATION, ENGINES, LIVING, SERVERS, living_url_of, url_of
 
-_EVERY = (*ENGINES, *SERVERS)
-_TASK = "--gallery gallery.npy --queries queries.npy"
-_VALIDATION = (
-    "--validation-queries queries.npz --validation-truth truth.json "
-    "--validation-gallery gallery.npz"
-)
-_LEARN = "--gallery gallery.npy --references references.npy --queries queries.npy"
+_LIVING = tuple(map(living_url_of, LIVING))
+_ITEMS = ("gallery.npy", "gallery.npz", "gallery.parquet", "shards")
+_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
-LINES = {
-    "fit": [
-        "--gallery gallery.npy --references references.npy -o out.safetensors --json",
-        "--gallery gallery.npz --references bank.safetensors -o out.safetensors --json",
-        "--gallery gallery.parquet --references references.npy -o out.safetensors --json",
-        "--gallery shards --references references.npy --normalize -o out.safetensors --json",
-        "--gallery gallery.npy --references references.npy --gallery-references others.npy "
-        "--method dualdis --beta-query 5 --beta-gallery 5 -o out.safetensors --json",
-        "--gallery gallery.npy --references references.npy --recent others.npy "
-        "--save-corrector out-corrector.safetensors -o out.safetensors --json",
-        "--gallery gallery.npy --references references.npy --method sinkhorn -o out.safetensors",
-    ],
-    "search": [
-        f"{_TASK} --bias bias.safetensors -k 3 --json",
-        "--gallery gallery.parquet --queries queries.npz -k 3 --ids ids.npy --json",
-        f"{_TASK} --bias bias.safetensors -k 3 --ids ids.json --json",
-        f"{_TASK} --bias bias.safetensors -k 3 --ids ids.txt -o out.npz",
-    ],
-    "info": [
-        "gallery.npy --json", "gallery.npz --json", "gallery.parquet --json", "shards --json",
-        "bias.safetensors --json", "bank.safetensors", "corrector.safetensors --json",
-        "ranking.npz --json",
-    ],
-    "demo": ["-o out --json"],
-    "bank build": [
-        "log.parquet --time day --count times --half-life 30d -o out.safetensors --json",
-        "log.csv --time day -o out.safetensors --json",
-        "log.tsv --count times -o out.safetensors --json",
-        "log.jsonl --time day --count times -o out.safetensors --json",
-        "references.npy -o out.safetensors --json",
-    ],
-    "bank add": [
-        "bank.safetensors log.jsonl -o out.safetensors --json",
-        "bank.safetensors references.npy -o out.safetensors",
-    ],
-    "bank info": ["bank.safetensors --json"],
-    "extend": ["--corrector corrector.safetensors --items new.npy -o out.safetensors --json"],
-    "drift": [
-        "--corrector corrector.safetensors --queries queries.npy --json",
-        "--corrector corrector.safetensors --queries queries.npy --gallery gallery.npy",
-    ],
-    "encode": [
-        "model --images pictures --texts captions.txt -o out --json",
-        "model --images pictures.txt -o out --json",
-        "model --images samples.tar -o out --json",
-        "model --texts samples.tar -o out --json",
-        "model --texts captions.csv --text-column caption -o out --json",
-        "model --texts captions.jsonl --text-column caption -o out --json",
-        "model-sounds --audio sounds -o out --json",
-    ],
-    "check": [
-        f"{_LEARN} --truth truth.npy --json",
-        f"{_LEARN} --recent others.npy --ids ids.json --json",
-        f"{_TASK} --references bank.safetensors",
-        f"{_TASK} --truth truth.json --json",
-    ],
-    "evaluate": [
-        f"{_TASK} --truth truth.npy --bias bias.safetensors --json",
-        f"{_TASK} --truth truth.json --json",
-        f"{_TASK} --truth truth.npy --bias bias.safetensors --markdown out.md",
-    ],
-    "diagnose": [
-        f"{_TASK} --bias bias.safetensors --truth truth.npy --ids ids.json --json",
-        f"{_LEARN} --json",
-        f"{_TASK} --references bank.safetensors",
-    ],
-    "tune": [
-        f"{_LEARN} --truth truth.npy --clicks clicks.npy -o out.safetensors --json",
-        f"{_LEARN} --truth truth.json --gallery-references others.npy --method dualdis --json",
-    ],
-    "compare": [
-        f"{_LEARN} --truth truth.npy --gallery-references others.npy --json",
-        f"{_LEARN} --truth truth.npy {_VALIDATION} --json",
-    ],
-    "ablate": [
-        "--gallery gallery.npy --references a=references.npy --references b=others.npy "
-        "--queries queries.npy --truth truth.npy --share 0.5 --json",
-        f"{_LEARN} --truth truth.npy {_VALIDATION} --json",
-    ],
-    "index build": [
-        "faiss:out --gallery gallery.npy --corrector corrector.safetensors --ids ids.npy "
-        "--metadata metadata.jsonl --json",
-        "sqlite:out?table=photos --gallery gallery.parquet --corrector corrector.safetensors "
-        "--metadata metadata.json --json",
-        "hnswlib:out --gallery gallery.npy --corrector corrector.safetensors --ids ids.txt --json",
-        "usearch:out --gallery gallery.npy --corrector corrector.safetensors --json",
-        "duckdb:out?table=photos --gallery gallery.npy --corrector corrector.safetensors --json",
-    ],
-    "index add": [
-        f"{living_url_of('faiss')} --gallery new.npy --corrector corrector.safetensors "
-        "--ids later-ids.npy --metadata later.jsonl --json",
-        f"{living_url_of('sqlite')} --gallery new.npy --replace --ids later-ids.txt "
-        "--corrector corrector.safetensors",
-        f"{living_url_of('duckdb')} --gallery later.parquet "
-        "--corrector corrector.safetensors --json",
-    ],
-    "index delete": [
-        f"{living_url_of(engine)} --ids gone-ids.{kind} --json"
-        for engine, kind in zip(LIVING, ("npy", "json", "txt", "npy"), strict=True)
-    ]
-    + [f"{living_url_of('faiss')} --ids gone-ids.txt --ignore-missing --json"],
-    "index info": [f"{living_url_of(engine)} --json" for engine in LIVING],
-    "index rollback": [
-        *(f"{living_url_of(engine)} --json" for engine in LIVING),
-        f"{living_url_of('faiss')} --undo --json",
-    ],
-    "index refresh": [
-        *(
-            f"{url_of(engine)} --corrector corrector.safetensors --json"
-            for engine in ("faiss", "usearch", "sqlite")
-        ),
-        f"{url_of('faiss')} --corrector corrector.safetensors --clicks clicks.npy "
-        "--ids numbers.npy --popularity-weight 0.01 --json",
-    ],
-    "index search": [f"{url_of(engine)} --queries queries.npy -k 3 --json" for engine in _EVERY],
-    "index verify": [
-        "faiss:index-faiss --queries queries.npy --gallery gallery.npy "
-        "--corrector former.safetensors --ids numbers.npy -k 3 --json",
-        *(f"{url_of(engine)} --queries queries.npy -k 3 --json" for engine in ENGINES[:4]),
-    ],
-    "index copy": [
-        f"{url_of('sqlite')} faiss:out --references references.npy --json",
-        f"{url_of('usearch')} hnswlib:out --references references.npy --json",
-        f"{url_of('faiss')} usearch:out --corrector corrector.safetensors --json",
-        f"{APPLICATION} faiss:out --corrector corrector.safetensors --json",
-    ],
-    "scan": [
-        "--gallery gallery.npy --references references.npy --ids ids.npy -o out.txt --json",
-        "--gallery gallery.parquet --references bank.safetensors -o out.json",
-        "--corrector corrector.safetensors --items new.npy --json",
-    ],
-    "explore": [
-        f"{_LEARN} --truth truth.npy --ids ids.npy --metadata metadata.jsonl --export out",
-        f"{_TASK} --corrector corrector.safetensors --recent others.npy --export out",
-        "--index faiss:index-faiss --queries queries.npz --references bank.safetensors "
-        "--export out",
-        f"{_LEARN} --captions items.txt --query-captions asked.txt --reference-captions past.txt "
-        "--images pictures --metadata items.csv --export out",
-    ],
-    "audit": [
-        f"{_TASK} --groups groups.csv -k 3 --json",
-        f"{_TASK} --groups groups.tsv -k 3 --bias bias.safetensors --json",
-        f"{_TASK} --groups groups.jsonl --label-column label --query-table asked.csv -k 3 --json",
-        f"{_LEARN} --groups groups.parquet -k 3 --difference a,b --json",
-    ],
-    "dataset": [
-        "karpathy dataset_small.json --images pictures -o out --json",
-        "coco captions_val2017.json --images pictures --decode -o out --json",
-        "table pairs.csv --images pictures --skip-broken -o out --json",
-        "clip-retrieval clip -o out --json",
-    ],
-}  # fmt: skip
-
-# A healthy value for every option that takes a file or a URL, by its name.
+# Healthy values for every option that takes a file or a URL, by its name; the first is the usual.
 FILES = {
-    "gallery": "gallery.npy", "queries": "queries.npy", "references": "references.npy",
-    "gallery_references": "others.npy", "recent": "others.npy", "items": "new.npy",
-    "bias": "bias.safetensors", "bank": "bank.safetensors", "corrector": "corrector.safetensors",
-    "truth": "truth.npy", "ids": "ids.npy", "clicks": "clicks.npy", "metadata": "metadata.jsonl",
-    "groups": "groups.csv", "query_table": "asked.csv",
-    "log": "log.csv", "file": "gallery.npy", "files": "pairs.csv",
-    "images": "pictures",
-    "captions": "item-captions.txt", "query_captions": "query-captions.txt",
-    "reference_captions": "captions.txt", "texts": "captions.txt",
-    "audio": "sounds",
-    "validation_gallery": "gallery.npz", "validation_queries": "queries.npz",
-    "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss",
-    "url": "faiss:index-faiss",
+    "gallery": _ITEMS,
+    "queries": ("queries.npy", "queries.npz"),
+    "references": ("references.npy", "bank.safetensors"),
+    "gallery_references": ("others.npy",),
+    "recent": ("others.npy",),
+    "items": ("new.npy",),
+    "bias": ("bias.safetensors",),
+    "corrector": ("corrector.safetensors",),
+    "truth": ("truth.npy", "truth.json"),
+    "ids": ("ids.npy", "ids.json", "ids.txt"),
+    "clicks": ("clicks.npy",),
+    "metadata": ("metadata.jsonl", "metadata.json"),
+    "groups": tuple(f"groups{suffix}" for suffix in _TABLES),
+    "query_table": ("asked.csv",),
+    "log": (*(f"log{suffix}" for suffix in _TABLES), "references.npy"),
+    "file": (*_ITEMS, *(f"{name}.safetensors" for name in ("bias", "bank", "corrector")),
+             "ranking.npz"),
+    "files": ("pairs.csv",),
+    "images": ("pictures", "pictures.txt", "samples.tar"),
+    "captions": ("items.txt",), "query_captions": ("asked.txt",),
+    "reference_captions": ("past.txt",),
+    "texts": ("captions.txt", "samples.tar"), "audio": ("sounds",),
+    "validation_gallery": ("gallery.npz",), "validation_queries": ("queries.npz",),
+    "validation_truth": ("truth.json",),
+    "index": ("faiss:index-faiss",), "source": (url_of("sqlite"),), "target": ("faiss:out",),
+    "url": tuple(map(url_of, (*ENGINES, *SERVERS))),
 }  # fmt: skip
-OUTPUTS = {
-    "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots",
-    "save_corrector": "out-corrector.safetensors", "target": "faiss:out",
-    "export": "out",
+OUTPUTS = {"output": "out.safetensors", "save_corrector": "out-corrector.safetensors",
+           "report": "out-report", "export": "out"}  # fmt: skip
+# What a command takes instead; nothing if the option needs another, and has a line in `MORE`.
+OWN = {
+    ("check", "recent"): (),
+    ("fit", "gallery_references"): (), ("tune", "gallery_references"): (),
+    ("compare", "validation_gallery"): (), ("compare", "validation_queries"): (),
+    ("compare", "validation_truth"): (),
+    ("index build", "url"): ("faiss:out", "sqlite:out?table=photos", "hnswlib:out", "usearch:out",
+                             "duckdb:out?table=photos"),
+    ("index add", "url"): _LIVING, ("index add", "gallery"): ("new.npy",),
+    ("index add", "ids"): ("later-ids.npy", "later-ids.txt"),
+    ("index add", "metadata"): ("later.jsonl",),
+    ("index delete", "url"): _LIVING,
+    ("index delete", "ids"): ("gone-ids.npy", "gone-ids.json", "gone-ids.txt"),
+    ("index info", "url"): _LIVING, ("index rollback", "url"): _LIVING,
+    ("index refresh", "url"): tuple(map(url_of, ("faiss", "usearch", "sqlite"))),
+    ("index refresh", "ids"): (),
+    ("index verify", "url"): tuple(map(url_of, ENGINES[:4])),
+    ("index verify", "corrector"): ("former.safetensors",), ("index verify", "gallery"): (),
+    ("index verify", "ids"): (),
+    ("index copy", "corrector"): (), ("index copy", "references"): (),
+    ("scan", "gallery"): (), ("scan", "references"): (), ("scan", "corrector"): (),
+    ("scan", "items"): (), ("scan", "ids"): (),
 }  # fmt: skip
-NOT_AT_HAND: set[tuple[str, str]] = set()
+_TASK = "--gallery gallery.npy --queries queries.npy"
+_LEARN = f"{_TASK} --references references.npy"
+_DUAL = "--gallery-references others.npy --method dualdis"
+MORE = {
+    "fit": [f"--gallery gallery.npy --references references.npy {_DUAL} --set beta_query=5 "
+            "--set beta_gallery=5 -o out.safetensors --json",
+            "--gallery gallery.npy --references references.npy --recent others.npy "
+            "--save-corrector out-corrector.safetensors -o out.safetensors --json"],
+    "check": [f"{_LEARN} --recent others.npy --ids ids.json --json"],
+    "search": [f"{_TASK} --bias bias.safetensors -k 3 --ids ids.txt -o out.npz"],
+    "demo": ["-o out --json"],
+    "bank": ["log.parquet --time day --count times --max-references 20 --half-life 30d "
+             "-o out.safetensors --json", "log.jsonl --add -o bank.safetensors --json"],
+    "encode": ["model --images pictures --texts captions.txt -o out --json",
+               "model --texts captions.csv --text-column caption -o out --json",
+               "model --texts captions.jsonl --text-column caption -o out --json",
+               "model-sounds --audio sounds -o out --json"],
+    "tune": [f"{_LEARN} --truth truth.json {_DUAL} --json"],
+    "compare": [f"{_LEARN} --truth truth.npy --validation-queries queries.npz "
+                "--validation-truth truth.json --validation-gallery gallery.npz --json"],
+    "index add": [f"{_LIVING[2]} --gallery new.npy --replace --ids later-ids.txt "
+                  "--corrector corrector.safetensors --json",
+                  f"{_LIVING[3]} --gallery later.parquet --corrector corrector.safetensors --json"],
+    "index delete": [f"{_LIVING[0]} --ids gone-ids.txt --ignore-missing --json"],
+    "index rollback": [f"{_LIVING[0]} --undo --json"],
+    "index refresh": [f"{url_of('faiss')} --corrector corrector.safetensors --clicks clicks.npy "
+                      "--ids numbers.npy --popularity-weight 0.01 --json"],
+    "index verify": ["faiss:index-faiss --queries queries.npy --gallery gallery.npy "
+                     "--corrector former.safetensors --ids numbers.npy -k 3 --json"],
+    "index copy": [f"{url_of('usearch')} hnswlib:out --references references.npy --json",
+                   f"{url_of('faiss')} usearch:out --corrector corrector.safetensors --json",
+                   f"{APPLICATION} faiss:out --corrector corrector.safetensors --json"],
+    "scan": ["--gallery gallery.npy --references references.npy --ids ids.npy -o out.txt --json",
+             "--gallery gallery.parquet --references bank.safetensors -o out.json",
+             "--corrector corrector.safetensors --items new.npy --json"],
+    "explore": [f"{_LEARN} --truth truth.npy --ids ids.npy --metadata metadata.jsonl --export out",
+                f"{_TASK} --corrector corrector.safetensors --recent others.npy --export out",
+                "--index faiss:index-faiss --queries queries.npz --references bank.safetensors "
+                "--export out",
+                f"{_LEARN} --captions items.txt --query-captions asked.txt --reference-captions "
+                "past.txt --images pictures --metadata items.csv --export out"],
+    "audit": [f"{_TASK} --groups groups.jsonl --label-column label --query-table asked.csv -k 3 "
+              "--json"],
+    "dataset": ["karpathy dataset_small.json --images pictures -o out --json",
+                "coco captions_val2017.json --images pictures --decode -o out --json",
+                "table pairs.csv --images pictures --skip-broken -o out --json",
+                "clip-retrieval clip -o out --json"],
+}  # fmt: skip
+# Commands that only have the lines above, since no single file makes a line.
+_ONLY_MORE = ("demo", "encode", "scan", "explore", "dataset")
+# Words that every line of a command needs on this little data.
+_ALWAYS = {"search": "-k 3", "audit": "-k 3", "index search": "-k 3", "index verify": "-k 3",
+           "index add": "--ids later-ids.npy",
+           "index copy": "--references references.npy"}  # fmt: skip
 # They change the index, so what it answers afterwards is a part of their answer.
 CHANGING = ("index add", "index delete", "index refresh", "index rollback")
 # They take seconds each, for the libraries they load or the work they do.
@@ -213,6 +144,10 @@ class Option:
     flag: str | None  # None for an argument
     kind: str  # "integer", "float", "text", "path", "choice", "boolean"
     required: bool
+    metavar: str | None
+
+    def write(self, value):
+        return [self.flag, value] if self.flag else [value]
 
 
 @dataclass(frozen=True)
@@ -227,40 +162,30 @@ class Command:
 def walk_commands():
     """All commands of the package, by name."""
     load_commands()
-    return {name: _make(name, function) for name, function in _leaves(app, ())}
+    return {name: _make(name, command) for name, command in _leaves(get_command(app), ())}
 
 
 def _leaves(group, path):
-    for one in group.registered_commands:
-        name = one.name or one.callback.__name__.replace("_", "-")
-        yield " ".join([*path, name]), one.callback
-    for inner in group.registered_groups:
-        yield from _leaves(inner.typer_instance, (*path, inner.name))
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _leaves(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
 
 
-def _make(name, function):
-    parameters = inspect.signature(function).parameters.values()
-    options = tuple(_option(one) for one in parameters if one.name != "debug")
-    lines = [shlex.split(line) for line in LINES.get(name) or [_derive(options)]]
-    for option in options:
-        is_input = option.flag and option.name in FILES
-        is_input = is_input and (name, option.name) not in NOT_AT_HAND
-        if is_input and not any(option.flag in line for line in lines):
-            lines.append([*lines[0], option.flag, FILES[option.name]])
+def _make(name, command):
+    kinds = inspect.signature(command.callback).parameters
+    options = tuple(_option(one, kinds[one.name].annotation) for one in command.params)
+    lines = [shlex.split(line) for line in MORE.get(name, [])]
+    if name not in _ONLY_MORE:
+        lines = _derive(name, options) + lines
     return Command(name, options, tuple(map(tuple, lines)))
 
 
-def _option(parameter):
-    hint, info = get_args(parameter.annotation)[:2]
-    kinds = {kind for kind in _flat(hint) if kind is not type(None)}
-    (kind,) = {_KINDS.get(kind, "choice") for kind in kinds}
-    # Typer keeps the first name where a default would be.
-    written = [info.default, *(getattr(info, "param_decls", None) or ())]
-    names = [name for name in written if isinstance(name, str) and name.startswith("--")]
-    flag = names[0] if names else f"--{parameter.name.replace('_', '-')}"
-    is_option = type(info).__name__ == "OptionInfo"
-    required = parameter.default is parameter.empty
-    return Option(parameter.name, flag if is_option else None, kind, required)
+def _option(parameter, annotation):
+    flag = parameter.opts[-1] if parameter.opts[-1].startswith("--") else None
+    (kind,) = {_KINDS.get(kind, "choice") for kind in _flat(get_args(annotation)[0])}
+    return Option(parameter.name, flag, kind, parameter.required, parameter.metavar)
 
 
 _KINDS = {int: "integer", float: "float", str: "text", Path: "path", bool: "boolean"}
@@ -271,18 +196,30 @@ def _flat(hint):
     if get_origin(hint) in (list, Union, UnionType):
         for inner in get_args(hint):
             yield from _flat(inner)
-    else:
+    elif hint is not type(None):
         yield hint
 
 
-def _derive(options):
-    """A line from the names of the required options."""
-    words = []
-    for option in options:
-        if option.required:
-            words += [option.flag] if option.flag else []
-            words.append((FILES | OUTPUTS).get(option.name, "x"))
-    return shlex.join(words)
+def _derive(name, options):
+    """The required options with a file each, and a line for every other file."""
+    words = {one: one.write(_files(name, one)[0]) for one in options if one.required}
+    always = [*shlex.split(_ALWAYS.get(name, "")), "--json"]
+
+    def join(some):
+        arguments = sorted(some, key=lambda one: one.flag is not None)  # they go first
+        return [word for one in arguments for word in some[one]] + always
+
+    lines = [join(words)]
+    for one in options:
+        if one.name in FILES and one.flag not in always:
+            files = _files(name, one)[1 if one.required else 0 :]
+            lines += [join({**words, one: one.write(file)}) for file in files]
+    return lines
+
+
+def _files(command, option):
+    known = OWN.get((command, option.name), FILES.get(option.name))
+    return (OUTPUTS[option.name],) if known is None else known
 
 
 def unknown_options():

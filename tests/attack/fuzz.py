@@ -230,7 +230,6 @@ class Fuzzer:
         if _is_url(word):
             place = word.partition(":")[2].partition("?")[0]
             return sorted(self.healthy.glob(f"{place}*")) if place.startswith("index-") else []
-        place = place.rpartition("=")[2]
         path = self.healthy / place
         return [path] if place not in ("", ".", "..") and path.exists() else []
 
@@ -291,7 +290,7 @@ class Fuzzer:
         outputs = [
             option
             for option in self.commands[attack.command].options
-            if option.flag and option.name in commands.OUTPUTS and option.name != "to"
+            if option.flag and option.name in commands.OUTPUTS
         ]
         if not outputs:
             attack.way = "file"
@@ -300,7 +299,7 @@ class Fuzzer:
         value = rng.choice(mutations.OUTPUTS)
         is_place = value in ("", ".", "..", "/") or value.startswith("/dev")
         if rng.random() < 0.4 and not is_place:
-            value += {"markdown": ".md"}.get(option.name, ".safetensors")
+            value += ".safetensors"
         for flag in (option.flag, "-o" if option.name == "output" else option.flag):
             if flag in attack.arguments:
                 attack.arguments[attack.arguments.index(flag) + 1] = value

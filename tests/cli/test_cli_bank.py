@@ -10,6 +10,7 @@ from nnnorm import Bank, Bias
 from tests.command import assert_fails, run, run_json
 
 LOG = ("--time", "asked_at", "--count", "times")
+ADD = ("--add", "-o", "bank.safetensors")
 
 
 def write_log(path, rows, start):
@@ -41,46 +42,44 @@ def files(tmp_path, monkeypatch, rng):
 
 
 def build(*arguments, log="all.jsonl", output="bank.safetensors"):
-    return run_json("bank", "build", log, *LOG, "--normalize", "-o", output, *arguments)
+    return run_json("bank", log, *LOG, "--normalize", "-o", output, *arguments)
 
 
 def test_build_and_add_give_the_bank_of_all_queries(files):
     whole = build("--half-life", "30d")
     build("--half-life", "30d", log="may.jsonl", output="may.safetensors")
-    added = run_json("bank", "add", "may.safetensors", "later.jsonl", *LOG)
+    added = run_json("bank", "later.jsonl", *LOG, "--add", "-o", "may.safetensors")
     for name in ("n_unique", "n_seen", "fingerprint", "half_life", "last_seen"):
         assert added[name] == whole[name]
     assert (added["n_seen"], added["output"]) == (400, "may.safetensors")
     assert Bank.load("may.safetensors").fingerprint == whole["fingerprint"]
 
 
-def test_add_writes_elsewhere_and_forgets_where_asked(files):
+def test_old_queries_are_forgotten_if_asked(files):
     build(log="may.jsonl")
-    more = ("later.jsonl", *LOG, "-o", "new.safetensors", "--forget-before", "2026-05-15")
-    added = run_json("bank", "add", "bank.safetensors", *more)
-    bank = Bank.load("new.safetensors")
+    more = ("later.jsonl", *LOG, "--add", "--forget-before", "2026-05-15")
+    added = run_json("bank", *more, "-o", "bank.safetensors")
+    bank = Bank.load("bank.safetensors")
     assert len(bank) == added["n_unique"] < 40
     assert (bank.last_seen >= np.datetime64("2026-05-15")).all()
-    assert Bank.load("bank.safetensors").n_seen == 200
 
 
 def test_embeddings_alone_make_a_bank_too(files):
-    about = run_json("bank", "build", "log.npy", "--normalize", "-o", "bank.safetensors")
+    about = run_json("bank", "log.npy", "--normalize", "-o", "bank.safetensors")
     assert (about["n_seen"], about["clock"]) == (200, None)
-    added = run_json("bank", "add", "bank.safetensors", "log.npy")
+    added = run_json("bank", "log.npy", "--add", "-o", "bank.safetensors")
     assert added["n_seen"] == 400
     assert added["fingerprint"] == about["fingerprint"]
 
 
 def test_info_tells_what_a_bank_holds(files):
     about = build("--half-life", "30d", "--max-references", 20)
-    for command in (("bank", "info"), ("info",)):
-        text = run(*command, "bank.safetensors").stdout
-        assert "bank.safetensors: 20 sampled of 400 queries" in text
-        assert "20, a random sample: at most 20 are kept" in text
-        assert "32 dimensions, normalised" in text
-        assert "30 days" in text
-        assert about["fingerprint"] in text
+    text = run("info", "bank.safetensors").stdout
+    assert "bank.safetensors: 20 sampled of 400 queries" in text
+    assert "20, a random sample: at most 20 are kept" in text
+    assert "32 dimensions, normalized" in text
+    assert "30 days" in text
+    assert about["fingerprint"] in text
     assert run_json("info", "bank.safetensors")["n_unique"] == 20
 
 
@@ -99,9 +98,7 @@ def test_a_bank_is_references_for_fit_and_the_studies(files, rng):
     asked = ("--gallery", "gallery.npy", "--queries", "queries.npy", "--normalize")
     bank = ("--references", "bank.safetensors")
     assert run_json("tune", *asked, *bank, "--truth", "truth.npy")["n_unique"] == n_unique
-    assert run_json("diagnose", *asked, *bank)["after"] is not None
-    rows = run_json("ablate", *asked, *bank, "--truth", "truth.npy", "--share", 1)["rows"]
-    assert rows[0]["n_unique"] == n_unique
+    assert run_json("check", *asked, *bank)["n_references"] == 400
 
 
 def test_fit_calls_a_sample_a_sample(files):
@@ -124,25 +121,29 @@ def test_fit_says_how_many_queries_are_unique(files):
 def test_allow_gallery_rows_are_refused_unless_they_are_asked_for(files):
     given = ("--gallery", "gallery.npy", "--references", "gallery.npy", "--normalize")
     done = run("fit", *given, "-o", "bias.safetensors")
-    assert_fails(done, "--allow-gallery-rows")
-    assert run("fit", *given, "-o", "bias.safetensors", "--allow-gallery-rows").exit_code == 0
+    assert_fails(done, "--set allow_gallery_rows=true")
+    allowed = ("--set", "allow_gallery_rows=true")
+    assert run("fit", *given, "-o", "bias.safetensors", *allowed).exit_code == 0
+    asked = (*given, "--queries", "log.npy")
+    assert_fails(run("check", *asked), "--set allow_gallery_rows=true")
+    (fit, _) = run_json("check", *asked, *allowed)["next"] or ("allow_gallery_rows", None)
+    assert "allow_gallery_rows" in fit
+    assert_fails(run("check", *asked, "--set", "k=3"), "check takes --set duplicates, ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("build", "gone.jsonl", "-o", "b.safetensors"), "there is no file gone.jsonl"),
-        (("build", "all.jsonl", "-o", "b.npz"), "the output must end in .safetensors; got b.npz"),
-        (("build", "all.jsonl", "--time", "when", "-o", "b.safetensors"), "when is not there"),
-        (("build", "log.npy", "--time", "when", "-o", "b.safetensors"),
-         "log.npy holds embeddings alone"),
-        (("build", "all.jsonl", "--half-life", "30d", "-o", "b.safetensors"),
+        (("gone.jsonl", "-o", "b.safetensors"), "there is no file gone.jsonl"),
+        (("all.jsonl", "-o", "b.npz"), "the output must end in .safetensors; got b.npz"),
+        (("all.jsonl", "--time", "when", "-o", "b.safetensors"), "when is not there"),
+        (("log.npy", "--time", "when", "-o", "b.safetensors"), "log.npy holds embeddings alone"),
+        (("all.jsonl", "--half-life", "30d", "-o", "b.safetensors"),
          "half_life needs times (--time)"),
-        (("add", "gone.safetensors", "all.jsonl"), "there is no bank file gone.safetensors; make"),
-        (("add", "bank.safetensors", "all.jsonl"), "has no times, but the bank has dates"),
-        (("add", "bank.safetensors", "all.jsonl", *LOG, "--forget-before", "2027-01-01"),
-         "would leave none of"),
-        (("info", "all.jsonl"), "can't be read as a bank"),
+        (("all.jsonl", *ADD, "--normalize"), "a bank keeps its --max-references"),
+        (("all.jsonl", "--add", "-o", "gone.safetensors"), "there is no bank file gone.safetens"),
+        (("all.jsonl", *ADD), "has no times, but the bank has dates"),
+        (("all.jsonl", *LOG, *ADD, "--forget-before", "2027-01-01"), "would leave none of"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_leaves_the_bank_as_it_was(files, arguments, words):

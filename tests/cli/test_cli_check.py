@@ -144,7 +144,7 @@ def test_a_file_name_with_spaces_and_quotes_is_printed_as_a_shell_takes_it(probl
 # --- manners -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group", [(), ("bank",), ("index",)], ids=["nnnorm", "bank", "index"])
+@pytest.mark.parametrize("group", [(), ("index",)], ids=["nnnorm", "index"])
 def test_a_group_without_a_command_prints_its_help(group):
     bare, asked = run(*group), run(*group, "--help")
     assert bare.stdout == asked.stdout
@@ -158,7 +158,7 @@ def test_no_summary_is_cut_and_values_have_names(monkeypatch):
     assert "Do I have hubs, does a correction help, what next?" in text
     help_text = run("fit", "--help").stdout
     assert "--gallery FILE" in help_text
-    assert "--tau NUMBER" in help_text
+    assert "--set NAME=VALUE" in help_text
     assert "int range" not in run("check", "--help").stdout
 
 

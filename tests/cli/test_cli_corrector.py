@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_new_items_get_the_bias_of_a_fit_with_all_of_them(files):
 
 def test_fit_says_how_to_go_on_and_info_what_a_corrector_holds(files):
     result = run(*FIT)
-    assert "nnnorm extend --corrector corrector.safetensors --items NEW" in result.stderr
+    assert "nnnorm extend --corrector corrector.safetensors --items NEW" in result.stdout
     shown = run("info", "corrector.safetensors")
     assert "a corrector with 800 references (627 unique)" in shown.stdout
     assert "300 items" in shown.stdout
@@ -168,43 +169,20 @@ def test_tune_takes_clicks_and_info_shows_both_parts(files):
     assert "0.05·log(1 + clicks), of 44,850 clicks" in shown
 
 
-TUNE = ["tune", "--gallery", "gallery.npy", "--references", "references.npy"]
-TUNE += ["--queries", "asked.npy", "--truth", "truth.npy", "-o", "bias.safetensors"]
-TUNE += ["--save-corrector", "corrector.safetensors"]
-
-
-@pytest.fixture
-def labelled(files):
+@pytest.mark.slow
+def test_the_command_that_tune_prints_keeps_a_corrector_of_the_chosen_setting(files):
     shapes = nnnorm.load_shapes()
-    is_of = shapes.truth < 300
-    np.save("asked.npy", shapes.queries[is_of])
-    np.save("truth.npy", shapes.truth[is_of])
-    np.save("clicks.npy", np.arange(300) ** 2)
-    return files
-
-
-def test_tune_keeps_a_corrector_of_the_chosen_setting(labelled):
-    result = run(*TUNE, "--json")
-    assert result.exit_code == 0, result.output
-    best = json.loads(result.stdout)["best"]
-    corrector = nnnorm.Corrector.load("corrector.safetensors")
-    assert (corrector.method.name, corrector.method.params) == (best["method"], best["params"])
-    bias = nnnorm.Bias.load("bias.safetensors")
-    assert bias.fingerprints["corrector"] == corrector.fingerprint
-    np.testing.assert_array_equal(bias.values, corrector.bias.values)
+    np.save("asked.npy", shapes.queries[shapes.truth < 300])
+    np.save("truth.npy", shapes.truth[shapes.truth < 300])
+    tune = ["tune", *FIT[1:5], "--queries", "asked.npy", "--truth", "truth.npy", "--json"]
+    found = json.loads(run(*tune).stdout)
+    fit = shlex.split(found["fit"])[1:]
+    assert run(*fit, "--save-corrector", "corrector.safetensors").exit_code == 0
+    method, best = nnnorm.Corrector.load("corrector.safetensors").method, found["best"]
+    assert (method.name, method.params) == (best["method"], best["params"])
     assert run(*EXTEND).exit_code == 0
 
 
-def test_tune_adds_the_popularity_to_the_bias_of_its_corrector(labelled):
-    result = run(*TUNE, "--clicks", "clicks.npy", "--json")
-    assert result.exit_code == 0, result.output
-    weight = json.loads(result.stdout)["popularity"]["weight"]
-    corrector = nnnorm.Corrector.load("corrector.safetensors")
-    bias = nnnorm.Bias.load("bias.safetensors")
-    popular = weight * np.log1p(np.arange(300) ** 2)
-    np.testing.assert_allclose(bias.correction, corrector.bias.correction - popular, atol=1e-5)
-
-
-def test_tune_refuses_a_corrector_of_a_method_that_can_t_have_one_before_the_work(labelled):
+def test_a_corrector_of_a_method_that_can_t_have_one_is_rejected(files):
     for name in ("sinkhorn", "qbnorm"):
-        assert_fails(run(*TUNE, "--method", name), "later items have no value of their own")
+        assert_fails(run(*FIT, "--method", name), "later items have no value of their own")

@@ -37,7 +37,7 @@ def test_dataset_writes_pairs_and_lists_that_an_encoder_can_read(photos):
     assert paths == [str(photos / "photos" / f"{n}.png") for n in range(6)]
     assert len(pairs.captions) == 30
     result = run(*KARPATHY)
-    assert "--texts lists/flickr30k-captions.txt" in result.stderr
+    assert "--texts lists/flickr30k-captions.txt" in result.stdout
 
 
 def test_a_split_file_that_names_files_that_are_not_there_is_refused(photos):
@@ -81,7 +81,7 @@ def test_dataset_makes_the_folders_above_its_own_as_encode_does(photos):
 
 def test_one_picture_that_is_left_out_is_one_picture(photos):
     (photos / "photos/2.png").unlink()
-    assert "Note: 1 picture is left out;" in run(*KARPATHY, "--skip-broken").stderr
+    assert "Note: 1 image is left out;" in run(*KARPATHY, "--skip-broken").stderr
 
 
 def test_a_split_file_is_never_written_over_by_its_own_lists(photos):
@@ -111,9 +111,10 @@ def test_a_clip_retrieval_folder_becomes_a_search_that_can_be_evaluated(tmp_path
     assert load_pairs("lists/web.json").captions == ("a", "b", "aa", "c")
     np.testing.assert_array_equal(np.load("lists/web-gallery.npy"), unit[:3])
     assert np.load("lists/web-truth.npy").tolist() == [0, 1, 0, 2]
-    following = run("dataset", "clip-retrieval", "web", "-o", "lists").stderr.split("Next: nnnorm ")
-    scored = run_json(*following[1].split())
+    shown = run("dataset", "clip-retrieval", "web", "-o", "lists").stdout
+    following = shown.partition("Next:\n  nnnorm ")[2].replace("\\\n", "")
+    scored = run_json(*following.split())
     assert json.dumps(scored).count("0.75") >= 1  # three of four captions find their image first
-    words = "no pictures are checked; leave out --images"
+    words = "no images are checked; leave out --images"
     assert_fails(run("dataset", "clip-retrieval", "web", "--decode", "-o", "x"), words)
     assert_fails(run("dataset", "clip-retrieval", "nowhere", "-o", "x"), "img_emb is not there")

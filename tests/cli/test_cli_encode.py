@@ -62,7 +62,7 @@ def test_a_csv_of_images_and_captions(workplace, tiny_model):
     result = run("encode", tiny_model("clip"), *both, "-o", "out", "--device", "cpu")
     assert result.exit_code == 0, result.output
     assert "Embeddings of images" in result.stdout
-    assert "Next: nnnorm diagnose --gallery out/img_emb --queries out/text_emb" in result.stderr
+    assert "nnnorm check --gallery out/img_emb --queries out/text_emb" in result.stdout
     rows = np.asarray(nnnorm.open_embeddings("out/text_emb"))
     np.testing.assert_allclose(rows[0], rows[2], atol=1e-6)
 
@@ -120,7 +120,7 @@ def break_off(arguments, how):
 def test_interrupted_it_says_how_to_go_on(workplace, tiny_model):
     arguments = ["encode", str(tiny_model("clip")), "--images", "pictures", "--device", "cpu"]
     process = break_off([*arguments, "--batch-size", "4", "-o", "out"], signal.SIGINT)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "Error: interrupted; finished work is kept" in process.errors
     assert "Traceback" not in process.errors
 

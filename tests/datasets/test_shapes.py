@@ -142,7 +142,7 @@ def test_new_queries_rank_what_they_ask_for_far_above_the_rest(shapes):
         ("a red star", "texts must be a list of strings.*; got 'a red star'"),
         ([3], r"texts must be a list of strings.*; got \[3\]"),
         (None, "texts must be a list of strings.*; got None"),
-        ([" ".join(f"x{n}" for n in range(12))], "'x9' and 2 more; `load_shapes"),
+        ([" ".join(f"x{n}" for n in range(12))], "'x9' and 2 more; ask for shapes"),
     ],
 )
 def test_words_that_it_does_not_know_are_named(shapes, texts, words):

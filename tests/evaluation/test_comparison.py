@@ -5,12 +5,11 @@ import pytest
 
 from nnnorm import NNNormError
 from nnnorm.errors import NNNormWarning
-from nnnorm.evaluation import comparison as compare_module
 from nnnorm.evaluation.bootstrap import binomial_half_width, interval_of_difference, split_folds
 from nnnorm.evaluation.comparison import Task, ablate, compare
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
 from nnnorm.evaluation.metrics import evaluate
-from nnnorm.evaluation.tuning import try_settings, tune
+from nnnorm.evaluation.tuning import tune
 from nnnorm.methods import make_method, statistics
 from tests import made
 
@@ -55,36 +54,17 @@ def gallery_bank():
 @pytest.fixture(scope="module")
 def compared(task, validation, bank, gallery_bank):
     options = {"gallery_references": gallery_bank, "methods": list(GRIDS), "grids": GRIDS}
-    return run_compare(task, validation, bank, **options, seed=3)
+    return run(compare, task, validation, bank, **options, seed=3)
 
 
 @pytest.fixture(scope="module")
 def ablated(task, validation, bank):
-    return ablate(
-        task.gallery,
-        {"own": bank, "far": bank[::-1] * 0.5},
-        queries=task.queries,
-        truth=task.truth,
-        validation=validation,
-        seed=3,
-    )
+    return run(ablate, task, validation, {"own": bank, "far": bank[::-1] * 0.5}, seed=3)
 
 
-def run_compare(test, validation, bank, **options):
-    return compare(
-        test.gallery, bank, queries=test.queries, truth=test.truth, validation=validation, **options
-    )
-
-
-def run_ablate(test, validation, banks, **options):
-    return ablate(
-        test.gallery,
-        banks,
-        queries=test.queries,
-        truth=test.truth,
-        validation=validation,
-        **options,
-    )
+def run(study, test, validation, banks, **options):
+    known = {"queries": test.queries, "truth": test.truth, "validation": validation}
+    return study(test.gallery, banks, **known, **options)
 
 
 def check_result(result, task, bias, seed):
@@ -134,19 +114,10 @@ def test_no_correction_comes_first_and_has_no_gain(compared, task):
 
 
 def test_the_test_queries_have_no_say_in_the_choice(task, validation, bank):
-    def on(queries):
-        return compare(
-            task.gallery,
-            bank,
-            queries=queries,
-            truth=task.truth,
-            validation=validation,
-            methods=["nnn", "is"],
-        )
-
-    one = on(task.queries)
+    one = run(compare, task, validation, bank, methods=["nnn", "is"])
+    turned = task._replace(queries=-task.queries)
     with pytest.warns(NNNormWarning, match="references do not look like the queries"):
-        other = on(-np.asarray(task.queries))
+        other = run(compare, turned, validation, bank, methods=["nnn", "is"])
     assert [r.params for r in one.results] == [r.params for r in other.results]
     assert one.results[1].recall_at_1 != other.results[1].recall_at_1
 
@@ -154,14 +125,7 @@ def test_the_test_queries_have_no_say_in_the_choice(task, validation, bank):
 @pytest.mark.filterwarnings("ignore:.* sampled references are rows of gallery")
 def test_where_every_correction_does_harm_a_method_stands_for_no_correction():
     task = Task(np.eye(60), np.eye(60), np.arange(60))
-    (none, csls) = compare(
-        task.gallery,
-        1000 * np.eye(60)[:30],
-        queries=task.queries,
-        truth=task.truth,
-        validation=task,
-        methods=["csls"],
-    ).results
+    none, csls = run(compare, task, task, 1000 * np.eye(60)[:30], methods=["csls"]).results
     assert (csls.method, csls.params) == ("csls", {})
     assert csls.recall_at_1 == none.recall_at_1 == 1
     assert csls.gain.includes_zero
@@ -182,18 +146,6 @@ def test_results_are_ready_for_json(compared, ablated):
 # --- banks side by side --------------------------------------------------------------------------
 
 
-def recorded_banks(monkeypatch, test, validation, banks, **options):
-    """Run `ablate` and keep the references of every row."""
-    used = []
-
-    def recorded(methods, gallery, references, *rest, **others):
-        used.append(np.array(getattr(references, "embeddings", references)))
-        return try_settings(methods, gallery, references, *rest, **others)
-
-    monkeypatch.setattr(compare_module, "try_settings", recorded)
-    return run_ablate(test, validation, banks, **options), used
-
-
 def test_rows_are_every_bank_at_every_share(ablated, bank):
     shares = (1.0, 0.5, 0.2, 0.1)
     assert [(row.bank, row.share) for row in ablated.rows] == [
@@ -207,14 +159,7 @@ def test_rows_are_every_bank_at_every_share(ablated, bank):
 def test_banks_may_be_files(tmp_path, task, validation, bank):
     np.save(tmp_path / "bank.npy", bank)
     from_file, from_memory = (
-        ablate(
-            task.gallery,
-            {"own": source},
-            queries=task.queries,
-            truth=task.truth,
-            validation=validation,
-            shares=(0.5,),
-        )
+        run(ablate, task, validation, {"own": source}, shares=(0.5,))
         for source in (tmp_path / "bank.npy", bank)
     )
     assert from_file == from_memory
@@ -226,19 +171,12 @@ def test_banks_may_be_files(tmp_path, task, validation, bank):
 @pytest.mark.parametrize("shares", [(), (0.0,), (0.5, 1.5), (-1,), (float("nan"),)])
 def test_shares_out_of_range_are_refused(task, validation, bank, shares):
     with pytest.raises(NNNormError, match=r"shares must be above 0 and at most 1; got \("):
-        ablate(
-            task.gallery,
-            {"own": bank},
-            queries=task.queries,
-            truth=task.truth,
-            validation=validation,
-            shares=shares,
-        )
+        run(ablate, task, validation, {"own": bank}, shares=shares)
 
 
 def test_ablating_needs_a_bank(task, validation):
     with pytest.raises(NNNormError, match="references names no bank; give at least one"):
-        run_ablate(task, validation, {})
+        run(ablate, task, validation, {})
 
 
 @pytest.mark.slow
@@ -276,22 +214,15 @@ def test_each_bank_is_scanned_once_per_gallery(monkeypatch, task, validation, ba
     monkeypatch.setattr(statistics, "scan", counted)
     dual = {"beta_query": [5.0, 20.0], "beta_gallery": [2.0, 5.0]}
     grids = {**GRIDS, "dualis": dual, "dualdis": dual}
-    run_compare(
-        task,
-        validation,
-        bank,
-        gallery_references=gallery_bank,
-        duplicates="keep",
-        methods=list(grids),
-        grids=grids,
-    )
+    options = {"gallery_references": gallery_bank, "duplicates": "keep", "grids": grids}
+    run(compare, task, validation, bank, methods=list(grids), **options)
     assert scanned[:3] == [(50, 200), (50, 30), (40, 200)]
     # Where both methods choose the same β of the gallery bank, that needs no scan.
     assert scanned[3:] in ([], [(40, 30)])
     scanned.clear()
     same = validation._replace(gallery=task.gallery, truth=validation.truth % 40)
-    run_compare(task, same, bank, duplicates="keep", methods=["nnn", "csls", "is"])
-    assert scanned == [(40, 200)] * 2, "once as it is, and once centred for NNN"
+    run(compare, task, same, bank, duplicates="keep", methods=["nnn", "csls", "is"])
+    assert scanned == [(40, 200)] * 2, "once as it is, and once centered for NNN"
 
 
 @pytest.mark.parametrize(
@@ -310,11 +241,4 @@ def test_each_bank_is_scanned_once_per_gallery(monkeypatch, task, validation, ba
 )  # fmt: skip
 def test_bad_input_is_refused_in_one_sentence(task, validation, bank, options, words):
     with pytest.raises(NNNormError, match=words):
-        compare(
-            task.gallery,
-            bank,
-            queries=task.queries,
-            truth=task.truth,
-            validation=validation,
-            **options,
-        )
+        run(compare, task, validation, bank, **options)

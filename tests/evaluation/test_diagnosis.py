@@ -10,8 +10,6 @@ from nnnorm.evaluation.hubness import (
     compare_occurrences,
     count_occurrences,
     diagnose,
-    find_outliers,
-    list_hubs,
     measure_hubness,
     robust_z,
 )
@@ -87,7 +85,6 @@ def test_hubs_tell_how_often_how_wrongly_and_how_biased(hubs, bias, k):
     truth = np.arange(300) // 5
     found = diagnose(queries, gallery, bias=bias, truth=truth, k=k, most=7)
     ranking = search(queries, gallery, k=k)
-    assert list(found.hubs) == list_hubs(ranking, 60, truth=truth, bias=bias, most=7)
     counts = counts_of(queries, gallery, k=k)
     assert [hub.occurrences for hub in found.hubs] == sorted(counts, reverse=True)[:7]
     for hub in found.hubs:
@@ -104,7 +101,6 @@ def test_items_with_a_bias_far_from_all_others_are_outliers(hubs, bias):
     strange = Bias(values, 0.5, "nnn")
     found = diagnose(queries, gallery, bias=strange)
     assert found.outliers[:2] == (31, 7)
-    assert found.outliers == tuple(find_outliers(strange))
 
 
 # --- for programs --------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from nnnorm.methods import (
     make_method,
     statistics,
 )
-from tests import reference
 
 TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
 SMALL_GRIDS = {
@@ -47,11 +46,6 @@ def bank_of(n_references, dim=4):
     return open_embeddings(np.random.default_rng(0).normal(size=(n_references, dim)))
 
 
-def is_log_spaced(values):
-    ratios = np.array(values[1:]) / np.array(values[:-1])
-    return np.allclose(ratios, ratios[0], rtol=2e-3)
-
-
 # --- the grids of the papers ---------------------------------------------------------------------
 
 
@@ -63,7 +57,7 @@ def test_the_papers_grid_has_eleven_alphas_and_ten_ks():
     assert len({(s.params["reference_k"], s.params["alpha"]) for s in settings}) == 110
 
 
-def test_nnn_adds_small_alphas_and_centring_and_what_the_rule_chooses_for_this_bank():
+def test_nnn_adds_small_alphas_and_centering_and_what_the_rule_chooses_for_this_bank():
     assert axis("nnn", "reference_k") == PAPER_GRID["reference_k"]
     assert axis("nnn", "alpha") == (0.0625, 0.125, 0.1875, *PAPER_GRID["alpha"])
     items, bank = bank_of(60), bank_of(512)
@@ -105,26 +99,6 @@ def test_the_values_of_every_setting_are_those_of_a_fit(small, method):
         bias = make_method(method, **setting.params).fit(small.gallery, small.references, **extra)
         assert setting.correction().dtype == np.float32
         np.testing.assert_allclose(setting.correction(), bias.correction, rtol=1e-6, atol=1e-7)
-
-
-def test_the_values_are_those_of_the_naive_formulas(small):
-    asked = {name: SMALL_GRIDS[name] for name in ("nnn", "dn", "is", "dualis")}
-    scores, gallery_scores = (
-        small.gallery.astype(float) @ bank.astype(float).T
-        for bank in (small.references, small.gallery_references)
-    )
-    for setting in lay_out(list(asked), small, grids=asked):
-        p = setting.params
-        if setting.name == "nnn":
-            expected = reference.nnn(scores, p["reference_k"], p["alpha"])
-        elif setting.name == "dn":
-            expected = p["weight"] * scores.mean(axis=1)
-        else:
-            betas = p.get("beta", p.get("beta_query")), p.get("beta_gallery", 0.0)
-            terms = zip((scores, gallery_scores), betas, strict=True)
-            total = sum(reference.log_sum_exp(s, beta) for s, beta in terms if beta)
-            expected = total / sum(betas) if sum(betas) else np.zeros(23)
-        assert reference.same_up_to_a_constant(setting.correction(), expected, 1e-5)
 
 
 def test_each_bank_is_scanned_once_for_all_methods(small, monkeypatch):
@@ -179,7 +153,7 @@ def test_a_k_beyond_the_bank_is_refused_with_both_numbers(small, method):
         ("nnn", {}, "the grid of nnn is empty; give each parameter at least one value"),
         ("nnn", [], "the grid of nnn is empty"),
         ("nnn", [{}], "the grid of nnn is empty"),
-        ("nnn", {"reference_k": [], "alpha": [0.5]}, "must give reference_k a list of values"),
+        ("nnn", {"reference_k": [], "alpha": [0.5]}, "dict of parameters to lists"),
         ("none", [], "the grid of none is empty"),
         ("none", {"alpha": [1]}, "method none takes no parameters; got alpha"),
         ("nnn", {"k": [1]}, "method nnn takes reference_k, alpha, center; got k"),
@@ -189,9 +163,9 @@ def test_a_k_beyond_the_bank_is_refused_with_both_numbers(small, method):
         ("nnn", {"reference_k": [0], "alpha": [1]}, "a whole number of at least 1; got 0"),
         ("nnn", {"reference_k": [2.5], "alpha": [1]}, "a whole number of at least 1; got 2.5"),
         ("nnn", {"reference_k": [1], "alpha": [np.nan]}, "alpha must be finite; got nan"),
-        ("nnn", {"reference_k": 4, "alpha": [1]}, "give reference_k a list of values; got 4"),
+        ("nnn", {"reference_k": 4, "alpha": [1]}, "lists of values, or .*; got {.reference_k.: 4"),
         ("dualdis", {"beta_query": [1], "beta_gallery": [1], "gate": "paper"},
-         "give gate a list of values; got 'paper'"),
+         "lists of values, or .*; got"),
         ("nnn", [1, 2], "the grid of nnn must be a dict of parameters to lists"),
         ("is", {"beta": [-1.0]}, "beta must be between 0 and 1e9"),
         ("is", {"beta": [1.0], "gated": [True]}, "method is takes beta; got gated"),

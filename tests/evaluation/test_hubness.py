@@ -11,8 +11,7 @@ from nnnorm.evaluation.hubness import (
     Hub,
     compare_occurrences,
     count_occurrences,
-    find_outliers,
-    list_hubs,
+    diagnose,
     measure_hubness,
     robust_z,
 )
@@ -159,9 +158,10 @@ def test_uncorrected_image_retrieval_on_flickr8k_has_the_known_hubs(flickr8k):
     hubness = measure_hubness(occurrences)
     assert (round(hubness.kurtosis, 2), round(hubness.mean_absolute_error, 2)) == (4.33, 4.08)
     assert (hubness.max, hubness.mean) == (41, 5.0)
-    hubs = list_hubs(ranking, 1000, truth=np.repeat(np.arange(1000), 5))
-    assert hubs[0].occurrences == 41
-    assert hubs[0].wrong_share >= 36 / 41  # an image has five captions
+    truth = np.repeat(np.arange(1000), 5)
+    hub = diagnose(flickr8k.caption["test"], flickr8k.image["test"], truth=truth).hubs[0]
+    assert hub.occurrences == 41
+    assert hub.wrong_share >= 36 / 41  # an image has five captions
 
 
 @pytest.mark.slow
@@ -205,20 +205,20 @@ def test_the_ks_p_value_is_scipys_asymptotic_one(rng, n_items, tolerance, shift)
 
 
 def test_hubs_come_most_retrieved_first_and_ties_by_the_lower_index():
-    ranking = ranking_of([[4], [1], [4], [3], [1], [0]])
-    assert list_hubs(ranking, 6) == [Hub(1, 2), Hub(4, 2), Hub(0, 1), Hub(3, 1)]
+    queries = np.eye(6)[[4, 1, 4, 3, 1, 0]]
+    assert diagnose(queries, np.eye(6)).hubs == (Hub(1, 2), Hub(4, 2), Hub(0, 1), Hub(3, 1))
 
 
 def test_the_share_of_wrong_answers_is_among_the_items_own_hits():
-    ranking = ranking_of([[1, 0], [1, 2], [1, 0], [0, 1]])
-    hubs = list_hubs(ranking, 3, truth=[1, 2, [0, 2], 1])
-    assert hubs == [Hub(1, 4, 0.5), Hub(0, 3, 2 / 3), Hub(2, 1, 0.0)]
+    queries = np.array([[0.5, 1, 0], [0, 1, 0.5], [0.5, 1, 0], [1, 0.5, 0]])
+    found = diagnose(queries, np.eye(3), truth=[1, 2, [0, 2], 1], k=2, normalize=False)
+    assert found.hubs == (Hub(1, 4, 0.5), Hub(0, 3, 2 / 3), Hub(2, 1, 0.0))
 
 
 def test_a_hub_tells_how_far_its_bias_lies_from_the_others():
-    bias = Bias(np.array([1.0, 2.0, 3.0, 4.0, 13.0]), 1.0, "nnn")
-    hubs = list_hubs(ranking_of([[4], [4], [0]]), 5, bias=bias)
-    assert hubs == [Hub(4, 2, None, pytest.approx(6.745)), Hub(0, 1, None, pytest.approx(-1.349))]
+    bias = Bias(np.array([1.0, 2.0, 3.0, 4.0, 13.0]), 0.0, "nnn")
+    hubs = diagnose(np.eye(5)[[4, 4, 0]], np.eye(5), bias, k=1).hubs
+    assert hubs == (Hub(4, 2, None, pytest.approx(6.745)), Hub(0, 1, None, pytest.approx(-1.349)))
 
 
 # --- outliers ------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_a_hub_tells_how_far_its_bias_lies_from_the_others():
 
 def test_outliers_come_farthest_first_on_both_sides():
     values = np.array([0.10, -0.5, 0.11, 0.12, 0.13, 0.9, 0.14, 0.115])
-    assert find_outliers(Bias(values, 1.0, "nnn")).tolist() == [5, 1]
+    assert diagnose(np.eye(8), np.eye(8), Bias(values, 1.0, "nnn")).outliers == (5, 1)
 
 
 @pytest.mark.slow
@@ -248,19 +248,15 @@ def test_a_poisoned_item_is_found_in_a_fitted_bias(rng):
     gallery, references = rng.normal(size=(200, 16)), rng.normal(size=(500, 16)) + 0.5
     gallery[42] = 3 * references.mean(axis=0) + 2
     bias = NNN(reference_k=10, alpha=0.5).fit(gallery, references)
-    assert find_outliers(bias)[0] == 42
+    assert diagnose(references[:50], gallery, bias).outliers[0] == 42
 
 
 # --- bad input -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("item", "row"), [(3, [0, 1, 3])])
-def test_a_ranking_that_names_no_item_of_the_gallery_is_refused(item, row):
-    for use in (count_occurrences, list_hubs):
-        with pytest.raises(
-            NNNormError, match=f"the ranking names item {item}, but the gallery has 3 items"
-        ):
-            use(ranking_of([row]), 3)
+def test_a_ranking_that_names_no_item_of_the_gallery_is_rejected():
+    with pytest.raises(NNNormError, match="ranking names item 3, but the gallery has 3 items"):
+        count_occurrences(ranking_of([[0, 1, 3]]), 3)
 
 
 def test_counts_without_a_single_hit_are_refused():

@@ -109,10 +109,12 @@ def test_a_typed_query_changes_the_results(open_page, address):
     page.fill("#ask", "a zebra")
     page.press("#ask", "Enter")
     until(page, "document.querySelector('#status').textContent.includes('zebra')")
+    assert page.text_content(".asked q") == "a zebra"  # no results of another query below it
+    assert page.locator("#after li").count() == 0
     page.go_back()
     until(page, "!location.hash.includes('zebra')")
-    until(page, "document.querySelector('#status').textContent === ''")
-    assert page.locator("#after li").count() == 12
+    until(page, "document.querySelectorAll('#after li').length === 12")
+    assert page.text_content("#status") == ""
 
 
 def test_a_slider_changes_the_ranks_at_once_and_the_address_keeps_it(open_page, address):

@@ -97,13 +97,10 @@ def served(files):
     )
 
 
-def test_the_items_of_an_index_become_material(files, served):
+def test_an_index_is_seen_as_it_serves(files, served):
     gallery = np.load(files / "gallery.npy")
     np.testing.assert_allclose(served.gallery.rows(0, N_ITEMS), gallery, atol=1e-5)
     assert served.filters() == {"kind": ["a", "b"]}
-
-
-def test_an_index_is_seen_as_it_serves(files, served):
     views = Views(session := Session(served))
     opens_with = views.about()["methods"][0]
     assert (opens_with["name"], opens_with["knobs"][0]["default"]) == ("index", 0.7)
@@ -349,14 +346,8 @@ def test_the_modules_join_into_one_script_without_a_name_twice():
 
 
 def test_no_module_of_the_page_writes_markup_or_evaluates_text():
+    words = ("innerHTML", "outerHTML", "insertAdjacent", "eval(", "Function(", "document.w")
     for path in STATIC.glob("*.js"):
         text = path.read_text()
-        for word in (
-            "innerHTML",
-            "outerHTML",
-            "insertAdjacent",
-            "eval(",
-            "Function(",
-            "document.w",
-        ):
+        for word in words:
             assert word not in text, f"{path.name} has {word}"

@@ -442,9 +442,9 @@ cli(
     "{references}",
 )
 cli("check", ("verdict", "moved", "reliability"), "check", *_SEARCH, "--references", "{references}")
-cli("diagnose", (), "diagnose", *_SEARCH, "--bias", "{bias}")
+cli("diagnose", ("hubs",), "evaluate", *_SEARCH, "--bias", "{bias}")
 cli("info", ("method", "n_gallery", "weight"), "info", "{bias}")
-cli("bank", ("n_seen",), "bank", "build", "{references}", "-o", "{folder}/bank.safetensors")
+cli("bank", ("n_seen",), "bank", "{references}", "-o", "{folder}/bank.safetensors")
 cli(
     "extend",
     ("n_gallery", "weight"),

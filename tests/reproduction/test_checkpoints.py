@@ -78,35 +78,51 @@ def unit(rows):
 @pytest.mark.parametrize(
     ("kind", "change", "words"),
     [
-        ("albef", lambda s: s.pop("vision_proj.bias"), r"lacks 1 of .*: vision_proj\.bias;"),
+        ("albef", lambda s: s.pop("vision_proj.bias"), r"lacks tensors \(1\): vision_proj\.bias;"),
         (
             "albef",
             lambda s: s.pop("visual_encoder.blocks.0.attn.qkv.weight"),
-            r"lacks 1 of .*: vision_model\.encoder\.layers\.0\.self_attn\.qkv\.weight;",
+            r"lacks tensors \(1\): vision_model\.encoder\.layers\.0\.self_attn\.qkv\.weight;",
         ),
-        ("albef", lambda s: s.update({"x.weight": torch.ones(2)}), r"does not know: x\.weight;"),
+        (
+            "albef",
+            lambda s: s.update({"x.weight": torch.ones(2)}),
+            r"has unknown tensors \(1\): x\.weight;",
+        ),
         (
             "albef",
             lambda s: s.update({"text_proj.bias": torch.ones(3)}),
-            r"text_proj\.bias must have shape \(16,\); got \(3,\)",
+            r"text_proj\.bias: .*\[3\].*\[16\]",
         ),
         ("albef", lambda s: s.pop("text_proj.weight"), "not a checkpoint of ALBEF: it has no"),
-        ("beit3", lambda s: s.pop("vision_head.weight"), r"lacks 1 of .*: vision_head\.weight;"),
+        (
+            "beit3",
+            lambda s: s.pop("vision_head.weight"),
+            r"lacks tensors \(1\): vision_head\.weight;",
+        ),
         (
             "beit3",
             lambda s: s.pop("beit3.encoder.layers.0.self_attn.q_proj.B.weight"),
-            r"lacks 1 of .*: beit3\.encoder\.layers\.0\.self_attn\.q_proj\.B\.weight;",
+            r"lacks tensors \(1\): beit3\.encoder\.layers\.0\.self_attn\.q_proj\.B\.weight;",
         ),
-        ("beit3", lambda s: s.update({"mlm.weight": torch.ones(2)}), r"not know: mlm\.weight;"),
+        (
+            "beit3",
+            lambda s: s.update({"mlm.weight": torch.ones(2)}),
+            r"has unknown tensors \(1\): mlm\.weight;",
+        ),
         ("beit3", lambda s: s.pop("beit3.text_embed.weight"), "not a checkpoint of BEiT-3: it has"),
         (
             "beit3",
             lambda s: s.update({"beit3.text_embed.weight": torch.ones(64, 100)}),
-            r"must have shape \(.*100.*\); got",
+            "does not fit this model: size mismatch",
         ),
-        ("blip", lambda s: s.pop("itm_head.weight"), r"lacks 1 of .*: itm_head\.weight"),
+        ("blip", lambda s: s.pop("itm_head.weight"), r"lacks tensors \(1\): itm_head\.weight"),
         ("blip", lambda s: s.pop("text_proj.weight"), "not a checkpoint of BLIP retrieval: it has"),
-        ("blip", lambda s: s.update({"some.head": torch.zeros(3)}), "does not know: some.head"),
+        (
+            "blip",
+            lambda s: s.update({"some.head": torch.zeros(3)}),
+            r"has unknown tensors \(1\): some.head",
+        ),
         ("blip", lambda s: {"x": torch.zeros(3)}, "is neither ALBEF's or BLIP's .* nor BEiT-3's"),
     ],
 )
@@ -119,14 +135,6 @@ def test_a_file_that_holds_other_objects_is_never_unpickled(tmp_path):
     torch.save({"model": os.getcwd}, tmp_path / "x.pth")
     with pytest.raises(NNNormError, match="can't be read as tensors"):
         load(tmp_path / "x.pth")
-
-
-@pytest.mark.parametrize(("kind", "dim"), [("albef", 16), ("beit3", 128), ("blip", 16)])
-def test_another_image_size_interpolates_the_positions(checkpoint, pictures, kind, dim):
-    path = checkpoint(kind)
-    assert load(path, image_size=64).encode_images(pictures[:2]).shape == (2, dim)
-    with pytest.raises(NNNormError, match="multiple of the patch size 16; got 40"):
-        load(path, image_size=40)
 
 
 @pytest.mark.parametrize("kind", ["albef", "blip"])
@@ -371,7 +379,9 @@ def test_each_branch_uses_its_own_weights_alone(changed, tiny_encoder, pictures)
 
 
 def beit3_shapes(state):
-    return {name: tuple(tensor.shape) for name, tensor in make_model(state).state_dict().items()}
+    with torch.device("meta"):
+        model = make_model(state)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 @pytest.mark.parametrize(
@@ -523,8 +533,10 @@ def test_interrupted_and_resumed_every_byte_is_the_same(
         if text.startswith("Matching image 5"):
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        match(blip, pictures, tmp_path, step=stop)
+    with monkeypatch.context() as patch:
+        patch.setattr(blip_module, "say", stop)
+        with pytest.raises(KeyboardInterrupt):
+            match(blip, pictures, tmp_path)
     rows = np.load(tmp_path / "matching.partial" / "test-scores.rows.npy")
     assert rows.sum() == 4
     with pytest.raises(NNNormError, match="scores of another model, shortlist or inputs"):

@@ -10,10 +10,10 @@ import pytest
 
 from nnnorm import NNNormError
 from reproduction.__main__ import main
-from reproduction.figures import find_histograms
+from reproduction.figures import find_figures
 from reproduction.material import EmbeddingFolder
-from reproduction.paper import Figure
-from reproduction.run import Runner
+from reproduction.paper import Figure, find_tables
+from reproduction.run import Runner, run_table
 from tests.made import make_paper_folder
 
 
@@ -65,15 +65,6 @@ def test_a_table_is_measured_beside_the_paper_in_every_form(root, tmp_path):
     cells = [cell for cell in printed["cells"] if cell["row"] == "CLIP"]
     assert [cell["printed"] for cell in cells][:2] == [30.45, 35.47]
     assert all(cell["figure"]["low"] <= cell["figure"]["value"] for cell in cells)
-
-
-@pytest.mark.slow
-def test_a_line_per_cell_has_the_interval_and_the_difference(root, tmp_path):
-    asked = ["--table", "image-retrieval", "--embeddings", root, "--by-cell"]
-    assert reproduce(*asked, "--markdown", tmp_path / "t.md").code == 0
-    rows = [line for line in (tmp_path / "t.md").read_text().splitlines() if "COCO: NNN" in line]
-    assert len(rows) == 2
-    assert all(line.count("[") == 2 for line in rows)  # by the paper's rule, and by ours
 
 
 @pytest.mark.slow
@@ -169,7 +160,7 @@ def test_a_trend_that_fails_leaves_the_other_tables_and_is_said(tmp_path, monkey
     assert all(cell["figure"] for cell in sweep["cells"])
     assert found["trends"][0]["ours"] == {"ours": "α 0.75, k 8"}
     words = " ".join(result.stderr.split())
-    assert "cells failed, the first in table trends, CLIP, coco, image retrieval: best" in words
+    assert "cells failed, the first in table trends, CLIP, coco, image retrieval: setting" in words
     assert "out of memory" in words
 
 
@@ -208,32 +199,23 @@ def test_other_data_are_rows_of_the_same_tables(tmp_path):
 def test_the_paper_s_figures_are_drawn_where_asked_for(tmp_path):
     root = make_paper_folder(tmp_path, models=("clip", "clip-ft-coco"))
     tables = [part for name in ("gender", "hubness") for part in ("--table", name)]
-    asked = [*tables, "--histogram", "clip-ft-coco/flickr30k", "--plots", tmp_path / "plots"]
+    asked = [*tables, "--plots", tmp_path / "plots"]
     result = reproduce(*asked, "--embeddings", root)
     assert result.code == 0, result.stderr
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
         "gender-first-ten.png",
         "gender.png",
-        "histogram-clip-ft-coco-flickr30k-image.png",
-        "histogram-clip-ft-coco-flickr30k-text.png",
         "hubness-image.png",
         "hubness-text.png",
         "hubs-first-ten.png",
     ]
-
-
-@pytest.mark.slow
-def test_the_fine_tuned_model_is_the_third_curve_where_its_embeddings_are(tmp_path):
-    for models in (("clip",), ("clip", "clip-ft-coco")):
-        root = tmp_path / models[-1]
-        root.mkdir()
-        folder = EmbeddingFolder(make_paper_folder(root, models=models))
-        figures = find_histograms(Runner(folder.open), "clip/coco", folder)
-        draw = figures["histogram-clip-coco-image.png"]
-        texts = draw().legends[0].get_texts()
-        labels = [text.get_text().partition(",")[0] for text in texts]
-        curves = ["uncorrected", "NNN", "CLIP ft. COCO"][: 1 + len(models)]
-        assert labels == [*curves, "by chance"]
+    (table,) = find_tables(["hubness"])
+    folder = EmbeddingFolder(root)
+    runner = Runner(folder.open)
+    draw = find_figures(runner, table, run_table(runner, table), folder=folder)["hubness-image.png"]
+    texts = draw().legends[0].get_texts()
+    labels = [text.get_text().partition(",")[0] for text in texts]
+    assert labels == ["uncorrected", "NNN", "CLIP ft. COCO", "by chance"]
 
 
 @pytest.mark.parametrize(
@@ -242,6 +224,7 @@ def test_the_fine_tuned_model_is_the_third_curve_where_its_embeddings_are(tmp_pa
         (["--table", "image-retrieval"], "give --embeddings DIR"),
         (["--table", "bogus", "--data", "shapes"], "there is no table 'bogus'"),
         (["--table", "gender", "--data", "photos"], "other data are shapes or flickr8k=FOLDER"),
+        (["--table", "gender", "--data", "flickr8k"], "other data are shapes or flickr8k=FOLDER"),
         (["--embeddings", "nowhere"], "nowhere is not a folder"),
         (["--table", "gender", "--data", "shapes", "--encoder", "clip=x"], "need --embedd"),
         (
@@ -253,11 +236,6 @@ def test_the_fine_tuned_model_is_the_third_curve_where_its_embeddings_are(tmp_pa
             "there is no visogender.tsv; `python -m reproduction --visogender` writes it",
         ),
         (["--table", "gender", "--data", "flickr8k=."], "has no image.npy"),
-        (["--histogram", "clip/coco", "--data", "shapes"], "--histogram needs --embeddings"),
-        (
-            ["--histogram", "clip/coco", "--embeddings", ".", "--plots", "."],
-            "--histogram takes MODEL/DATASET, two folders with embeddings below --embeddings",
-        ),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, arguments, words):
@@ -288,10 +266,3 @@ def test_scores_of_a_model_without_embeddings_need_the_lists_of_their_data_set(t
     assert_fails(reproduce(*asked), "there is no test-scores.npy in")
     result = reproduce(*asked, "--encoder", "blip-itm=MODEL")
     assert_fails(result, "there is no coco.json; `nnnorm dataset` writes it")
-
-
-def test_embeddings_that_do_not_fit_their_data_set_stop_the_run(tmp_path):
-    root = make_paper_folder(tmp_path)
-    np.save(root / "clip/coco/texts.npy", np.eye(16, dtype=np.float32))
-    result = reproduce("--table", "k-sweep-image", "--embeddings", root)
-    assert_fails(result, "has 16 rows, but coco has 800 texts")

@@ -253,11 +253,6 @@ def test_rows_that_are_not_encoded_yet_are_missing_and_others_are_read(root):
         clip.task("image", "validation")
 
 
-def test_a_path_that_is_no_folder_is_rejected(tmp_path):
-    with pytest.raises(NNNormError, match="is not a folder"):
-        EmbeddingFolder(tmp_path / "nowhere")
-
-
 def test_a_matrix_without_its_list_of_rows_is_never_taken_for_complete(tmp_path):
     matrix = RowFile(tmp_path / "images.npy", (4, 2), -1.0)
     matrix.write(np.array([2]), np.ones((1, 2), dtype=np.float32))

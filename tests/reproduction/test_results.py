@@ -12,7 +12,7 @@ import pytest
 
 from nnnorm import NNNormWarning
 from reproduction.material import EmbeddingFolder
-from reproduction.paper import Figure, find_tables
+from reproduction.paper import find_tables
 from reproduction.run import Results, Runner, run_table
 from tests.made import make_paper_folder
 
@@ -103,32 +103,26 @@ def test_a_figure_that_cannot_be_kept_is_a_figure_all_the_same(root):
     assert again == first
 
 
-def test_a_cell_says_what_it_is(tmp_path):
-    Results(tmp_path).keep({"experiment": {"metric": "max"}, "seed": 0}, Figure(3.0))
-    (path,) = tmp_path.iterdir()
-    stored = json.loads(path.read_text())
-    assert stored["experiment"] == {"metric": "max"}
-    assert stored["figure"]["value"] == 3.0
-
-
 _SCRIPT = """
 import sys
 from pathlib import Path
 from nnnorm import NNNormWarning
 from reproduction.material import EmbeddingFolder
-from reproduction.paper import Figure, find_tables
+from reproduction.paper import find_tables
+from reproduction import run
 from reproduction.run import Results, Runner, run_table
 
 root = Path(sys.argv[1])
 
-def step(text):
+def say(text):
     if "(6 of" in text:
         print("waiting", flush=True)
         sys.stdin.read()
 
 runner = Runner(EmbeddingFolder(root).open, results=Results(root / "results"))
 (table,) = find_tables(["k-sweep-image"])
-run_table(runner, table, step=step)
+run.say = say
+run_table(runner, table)
 """
 
 

@@ -8,7 +8,7 @@ import pytest
 from nnnorm import NNN, DualSoftmax, NNNormError, audit, evaluate, open_embeddings
 from nnnorm.evaluation import Task, compare_occurrences, count_occurrences, measure_hubness
 from reproduction.material import EmbeddingFolder, NotThere, read_visogender
-from reproduction.paper import Experiment, Figure, find_tables, load_paper
+from reproduction.paper import Experiment, Figure, find_tables
 from reproduction.run import Runner, run_table
 from tests.made import make_paper_folder
 
@@ -70,18 +70,6 @@ class Losing:
         return open_embeddings(np.repeat(0.95 * rows[:4] + 0.3 * rows[8], 130, axis=0))
 
 
-@pytest.mark.slow
-def test_every_table_of_the_paper_is_produced_from_a_folder_with_clip(runner):
-    for table in load_paper().tables:
-        cells = run_table(runner, table)
-        assert len(cells) == len(table.cells)
-        assert any(cell.figure for cell in cells), table.name
-        for cell in cells:
-            assert (cell.figure is None) == (cell.missing is not None)
-            if cell.experiment.model == "CLIP":
-                assert cell.figure, (table.name, cell.column, cell.missing)
-
-
 def test_the_uncorrected_recall_is_that_of_the_test_part(folder, runner):
     task = folder.open("CLIP", "coco").task("image", "test")
     for k in (1, 5, 10):
@@ -134,6 +122,8 @@ def test_tables_have_both_rules_where_settings_are_tuned(runner):
 @pytest.mark.parametrize("error", [NNNormError("row 3 is all zeros"), ZeroDivisionError("by 0")])
 def test_a_cell_that_fails_leaves_the_others_as_they_are(runner, error):
     class Failing:
+        debug = False
+
         def measure(self, experiment):
             if experiment.params and experiment.params["reference_k"] == 8:
                 raise error
@@ -144,8 +134,9 @@ def test_a_cell_that_fails_leaves_the_others_as_they_are(runner, error):
     assert [cell.column for cell in clip if cell.figure is None] == ["k = 8"]
     assert str(error) in clip[3].failed
     assert clip[3].missing is None
+    Failing.debug = True
     with pytest.raises(type(error)):
-        run_table(Failing(), table, keep_going=False)
+        run_table(Failing(), table)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +145,8 @@ def test_a_cell_that_fails_leaves_the_others_as_they_are(runner, error):
 )
 def test_a_figure_stays_where_that_of_the_other_rule_fails(error, reasons):
     class Failing:
+        debug = False
+
         def measure(self, experiment):
             if experiment.select == "one-standard-error":
                 raise error
@@ -284,13 +277,3 @@ def test_references_that_a_setting_needs_and_a_bank_lacks_are_missing_material(r
     given = {"reference_k": 512, "alpha": 0.75}
     with pytest.raises(NotThere, match=r"the bank has \d+ references, too few for k = 512"):
         runner.measure(replace(NNN_OWN, direction="text", params=given))
-
-
-@pytest.mark.slow
-def test_missing_material_leaves_out_its_cells_only(runner):
-    (table,) = find_tables(["image-retrieval"])
-    cells = run_table(runner, table)
-    assert [o.row for o in cells if o.figure] == ["CLIP"] * 8
-    assert all("siglip" in o.missing for o in cells if o.row == "SigLIP")
-    with pytest.raises(NotThere):
-        runner.measure(replace(PLAIN, model="SigLIP"))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from nnnorm import NNNormError, load_shapes, search
+from nnnorm import load_shapes, search
 from nnnorm.datasets import read_scene
 from nnnorm.evaluation import Task
 from reproduction.material import NotThere
@@ -64,17 +64,6 @@ def test_ready_scores_rank_like_the_embeddings_they_are_made_of(shapes):
     ranking = search(np.asarray(queries)[::5], gallery, k=1)
     assert np.mean(scores.argmax(axis=0) == ranking.indices[:, 0]) > 0.999
     assert references.shape == (1000, 4000)
-
-
-@pytest.mark.parametrize("text", ["photos", "flickr8k", "shapes=here", ""])
-def test_other_names_are_rejected(text):
-    with pytest.raises(NNNormError, match="other data are shapes or flickr8k=FOLDER"):
-        open_data(text)
-
-
-def test_a_folder_without_flickr8k_is_rejected(tmp_path):
-    with pytest.raises(NNNormError, match=r"has no image\.npy; expected embeddings of Flickr8k"):
-        open_data(f"flickr8k={tmp_path}")
 
 
 def first(rows, n):

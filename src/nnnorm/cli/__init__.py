@@ -1,16 +1,24 @@
 """The command `nnnorm`: arguments in, tables for people or JSON for programs out.
 
-Each command is one short function; what it needs beyond the core is imported inside it, so that
-`--help` answers at once. `app.py` holds what all commands share, and the table of the commands: a
-module is imported when one of its commands is asked for.
+app         the app, its errors, and what makes a function a command
+options     every option's line in the help
+output      results, progress, and commands to run next
+core        fit, search, info
+evaluation  check, evaluate, tune, compare, audit
+corrector   extend, drift, scan
+index       index build, search, add and so on
+bank        bank
+data        encode, dataset
+explore     explore, demo
 """
 
 import sys
 
 try:
-    from nnnorm.cli.app import app, load_commands
+    from nnnorm.cli.app import INTERRUPTED, app, load_commands
 except KeyboardInterrupt:  # imports take a moment in which no handler of the app is active
-    sys.exit("Error: interrupted")
+    sys.stderr.write("Error: interrupted\n")
+    sys.exit(130)
 
 
 def main() -> None:
@@ -18,4 +26,5 @@ def main() -> None:
     try:
         app(prog_name="nnnorm")
     except KeyboardInterrupt:
-        sys.exit("Error: interrupted")
+        sys.stderr.write("Error: interrupted\n")
+        sys.exit(INTERRUPTED)

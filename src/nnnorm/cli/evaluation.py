@@ -1,590 +1,364 @@
-"""The commands that measure a search: check, evaluate, diagnose, tune, compare, ablate.
-
-Each takes files, prints a table (or JSON), and writes Markdown and plots where asked. Outputs are
-checked before the work begins.
-"""
+"""The commands that measure a search: check, evaluate, tune, compare, audit."""
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from typer import Option
 
 from nnnorm import evaluation
-from nnnorm.bias import Bias, Popularity
-from nnnorm.cli.app import (
-    SOURCE,
-    AllowGalleryRows,
-    BiasFile,
-    Budget,
-    Debug,
-    Figures,
-    Gallery,
-    IdsFile,
-    Inputs,
-    Json,
-    Queries,
-    References,
-    Report,
-    Seed,
-    Weight,
+from nnnorm.bias import Bias
+from nnnorm.cli.app import command
+from nnnorm.cli.output import (
+    Answer,
     check_output,
-    command,
-    print_command,
-    print_json,
+    open_bank,
     read_ids,
+    read_settings,
     show_progress,
     write_command,
 )
-from nnnorm.cli.core import DuplicatesOption, GalleryReferences
-from nnnorm.corrector import Corrector, check_method
-from nnnorm.embeddings import Embeddings
+from nnnorm.dedup import Duplicates
+from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.methods import (
-    METHOD_NAMES,
     NNN,
     NO_CORRECTION,
-    Method,
     MethodName,
     find_method,
     label_method,
-    make_method,
 )
 from nnnorm.report import (
-    tabulate_ablation,
+    tabulate_audit,
     tabulate_check,
     tabulate_comparison,
     tabulate_diagnosis,
     tabulate_results,
     tabulate_tuning,
 )
+from nnnorm.tables import read_columns
 
-_TRUTH = ".npy with the right item of each query or (query, item) pairs, or .json with lists"
-TruthFile = Annotated[Path, Option(help=f"Right items: {_TRUTH}.")]
-Methods = Annotated[
-    list[str] | None,
-    Option("--method", help=f"May be given several times: {', '.join(METHOD_NAMES)}."),
-]
-SelectOption = Annotated[
-    evaluation.Select, Option(help="The rule that chooses a setting of the grid.")
-]
-
-
-@dataclass(frozen=True)
-class Validation:
-    """The options that name other queries to tune on."""
-
-    validation_gallery: Annotated[
-        Path | None, Option(help="Gallery of the validation queries, if it is another.")
-    ] = None
-    validation_queries: Annotated[
-        Path | None, Option(help="Queries to tune on; by default the figures are cross-fitted.")
-    ] = None
-    validation_truth: Annotated[Path | None, Option(help="Right items of those queries.")] = None
-
-    def open(self, items: Embeddings, inputs: Inputs) -> Any:
-        """Open the validation task; None where no validation files were given."""
-        gallery, queries, truth = astuple(self)
-        if gallery is None and queries is None and truth is None:
-            return None
-        if queries is None or truth is None:
-            raise NNNormError("validation needs both --validation-queries and --validation-truth")
-        if gallery is not None:
-            items = inputs.open(gallery, "validation gallery")
-        return evaluation.Task(
-            inputs.open(queries, "validation queries"), items, evaluation.read_truth(truth)
-        )
+_CHECK_SETTINGS = ("duplicates", "allow_gallery_rows", "seed", "memory_budget")
 
 
 @command(
     "check --gallery photos.npy --queries queries.npy --references past_queries.npy "
-    "--truth truth.npy"
+    "--truth truth.npy",
+    settings="Another setting: allow_gallery_rows=true; repeatable.",
 )
 def check(
-    gallery: Gallery,
-    queries: Queries,
-    references: Annotated[
-        Path | None, Option(help=f"Past queries: {SOURCE}, or a bank made by `nnnorm bank`.")
-    ] = None,
-    truth: Annotated[Path | None, Option(help=f"Right items: {_TRUTH}.")] = None,
-    recent: Annotated[
-        Path | None, Option(help="Recent queries of one's own, which join the bank and judge it.")
-    ] = None,
-    ids: IdsFile = None,
-    duplicates: DuplicatesOption = "drop",
-    allow_gallery_rows: AllowGalleryRows = False,
-    explain: Annotated[
-        bool,
-        Option("--explain", help="Also print the figures behind the report, and what they mean."),
-    ] = False,
-    seed: Seed = 0,
-    *,
-    inputs: Inputs,
-    memory_budget: Budget = 512,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Say whether there are hubs, whether a correction helps, and what to do next."""
-    items = inputs.open(gallery, "gallery")
+    gallery: Path,
+    queries: Path,
+    references: Path | None = None,
+    truth: Path | None = None,
+    recent: Path | None = None,
+    ids: Path | None = None,
+    settings: list[str] | None = None,
+    normalize: bool | None = None,
+    explain: bool = False,
+) -> Answer:
+    """Report whether there are hubs, whether a correction helps, and what to do next."""
+    given = read_settings(settings)
+    if unknown := [name for name in given if name not in _CHECK_SETTINGS]:
+        raise NNNormError(f"check takes --set {', '.join(_CHECK_SETTINGS)}; got {unknown[0]}")
     with show_progress("Checking") as progress:
         found = evaluation.check(
-            items,
-            inputs.open_references(references) if references else None,
-            queries=inputs.open(queries, "queries"),
-            truth=evaluation.read_truth(truth) if truth else None,
-            recent=inputs.open(recent, "recent") if recent else None,
+            gallery,
+            open_bank(references),
+            queries=queries,
+            truth=_read_truth(truth),
+            recent=recent,
             ids=read_ids(ids),
-            duplicates=duplicates,
-            allow_gallery_rows=allow_gallery_rows,
-            seed=seed,
-            memory_budget=memory_budget * 2**20,
+            normalize=normalize,
             progress=progress,
+            **given,
         )
     files = {"gallery": gallery, "references": references, "recent": recent}
-    given = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
-    commands = _next_commands(found, files | given, queries, truth, inputs)
-    if as_json:
-        print_json(found.to_dict() | {"next": [" ".join(parts) for parts in commands]})
-        return
-    typer.echo(found.summary())
-    if explain:
-        typer.echo()
-        tabulate_check(found).print()
-    if commands:
-        typer.echo("Next:")
-    for parts in commands:
-        print_command(parts)
+    given = {name: value for name, value in given.items() if name == "allow_gallery_rows"}
+    commands = _next_commands(found, files, given, queries, truth, normalize)
+    about = found.to_dict() | {"next": [" ".join(parts) for parts in commands]}
+    explained = ["", tabulate_check(found)] if explain else []
+    return Answer(about, [found.summary(), *explained], commands)
 
 
 def _next_commands(
     found: evaluation.Check,
     files: dict[str, Any],
+    settings: Mapping[str, Any],
     queries: Path,
     truth: Path | None,
-    inputs: Inputs,
+    normalize: bool | None,
 ) -> list[list[str]]:
     """What to run next, with the files of this check."""
-    end, gallery = inputs.repeat(), files["gallery"]
+    end = {"normalize": normalize}
     if found.verdict == "unknown":
         made = {"": queries, "-o": "bank.safetensors"}
-        made |= {"normalize": inputs.normalize is True, "no_normalize": inputs.normalize is False}
-        used = {"gallery": gallery, "references": "bank.safetensors", "-o": "bias.safetensors"}
-        return [write_command("bank build", made), write_command("fit", used, end)]
+        used = {"gallery": files["gallery"], "references": "bank.safetensors"}
+        fit = {**used, "-o": "bias.safetensors"}
+        return [write_command("bank", made | end), write_command("fit", fit | end)]
     if found.recommended is None:
         return []
-    setting = found.tuned.params if found.recommended == "tuned" and found.tuned else {}
-    search = {"gallery": gallery, "queries": queries}
+    tuned = found.tuned if found.recommended == "tuned" else None
+    params = {**tuned.params, "duplicates": "drop"} if tuned else {}
+    search = {"gallery": files["gallery"], "queries": queries}
     bias = {"bias": "bias.safetensors"}
-    lines = [_fit_command(files, NNN().name, setting, end)]
-    if truth is not None and not setting:  # in-sample otherwise
-        lines.append(write_command("evaluate", {**search, "truth": truth, **bias}, end))
-    return [*lines, write_command("search", search | bias, end)]
+    lines = [_fit_command(files, NNN().name, {**params, **settings}, normalize)]
+    if truth is not None and not tuned:  # in-sample otherwise
+        lines.append(write_command("evaluate", {**search, "truth": truth, **bias, **end}))
+    return [*lines, write_command("search", search | bias | end)]
 
 
-def _plots_of(tuning: evaluation.Tuning) -> Figures:
+def _fit_command(
+    files: Mapping[str, Any], method: MethodName, params: Mapping[str, Any], normalize: bool | None
+) -> list[str]:
+    """The command that fits a setting; numbers are written so that they are read as the same."""
+    plain = ("reference_k", "alpha", "duplicates")
+    parts = write_command("fit", files)
+    if method != NNN().name:
+        parts.append(f"--method {method}")
+    for name, value in params.items():
+        text = str(value).lower() if isinstance(value, (bool, str)) else repr(value)
+        parts.append(
+            f"--{name.replace('_', '-')} {text}" if name in plain else f"--set {name}={text}"
+        )
+    return [*parts, *write_command("", {"-o": "bias.safetensors", "normalize": normalize})[1:]]
+
+
+@command(
+    "evaluate --gallery photos.npy --queries captions.npy --truth truth.npy "
+    "--bias bias.safetensors",
+    report=True,
+)
+def evaluate(
+    gallery: Path,
+    queries: Path,
+    truth: Path | None = None,
+    bias: Path | None = None,
+    ids: Path | None = None,
+    hubs: int | None = None,
+    normalize: bool | None = None,
+) -> Answer:
+    """Measure R@k, and count and list hubs, before and after a correction."""
+    loaded = Bias.load(bias) if bias else None
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
+    asked = open_embeddings(queries, name="queries", normalize=normalize)
+    right, named = _read_truth(truth), read_ids(ids)
+    about: dict[str, Any] = {"n_queries": len(asked), "n_gallery": len(items)}
+    tables: list[Any] = []
+    figures: dict[str, Any] = {}
+    with show_progress("Evaluating") as progress:
+        if right is not None:
+            table, about["results"] = _measure(asked, items, loaded, right, progress)
+            tables.append(table)
+        if right is None or hubs:
+            found = evaluation.diagnose(
+                asked, items, loaded, truth=right, ids=named, most=hubs or 10, progress=progress
+            )
+            tables += tabulate_diagnosis(found)
+            about["hubs"] = found.to_dict()
+            counts = (found.occurrences, found.occurrences_after)
+            labels = ("uncorrected", label_method(found.method) if found.method else "")
+            figures["occurrences.png"] = lambda p: p.plot_occurrences(
+                *counts, labels=labels, k=found.k
+            )
+    return Answer(about, tables, figures=figures)
+
+
+def _measure(
+    queries: Any, items: Any, bias: Bias | None, truth: Any, progress: Any
+) -> tuple[Any, list[dict[str, Any]]]:
+    """The table of R@k before and after a bias, and the same for programs."""
+    options = {"truth": truth, "progress": progress}
+    raw = evaluation.evaluate(queries, items, **options)
+    rows: list[tuple[Any, Any, float | None]]
+    rows = [(raw, evaluation.make_result(NO_CORRECTION, {}, raw), None)]
+    if bias is not None:
+        done = evaluation.evaluate(queries, items, bias, **options)
+        result = evaluation.make_result(bias.method, dict(bias.params), done, raw)
+        rows.append((done, result, bias.weight))
+    notes, programs = [], []
+    for found, result, weight in rows:
+        means = evaluation.mean_metrics(found)
+        gains = ", ".join(
+            f"nDCG@{name.removeprefix('ndcg_at_')} {value:.4f}"
+            for name, value in means.items()
+            if name.startswith("ndcg_at_")
+        )
+        notes.append(
+            f"{label_method(result.method)}: MRR {means['mrr']:.4f}, median rank "
+            f"{means['median_rank']:g}, {gains}"
+        )
+        programs.append({**result.to_dict(), "weight": weight, **means})
+    title = f"{len(queries):,} queries, {len(items):,} items"
+    return tabulate_results([result for _, result, _ in rows], title, notes), programs
+
+
+@command(
+    "tune --gallery photos.npy --references past_queries.npy --queries captions.npy "
+    "--truth truth.npy -o bias.safetensors",
+    report=True,
+    output="Write the chosen bias (.safetensors).",
+    clicks="Clicks per item, to add a popularity.",
+)
+def tune(
+    gallery: Path,
+    references: Path,
+    queries: Path,
+    truth: Path,
+    gallery_references: Path | None = None,
+    clicks: Path | None = None,
+    methods: list[str] | None = None,
+    duplicates: Duplicates = "drop",
+    select: evaluation.Select = "one-standard-error",
+    normalize: bool | None = None,
+    output: Path | None = None,
+) -> Answer:
+    """Try a grid of settings on queries with known answers, and choose one."""
+    read = [gallery, references, queries, truth, gallery_references, clicks]
+    check_output(output, read, ".safetensors")
+    with show_progress("Trying every setting") as progress:
+        tuning = evaluation.tune(
+            gallery,
+            open_bank(references),
+            queries=queries,
+            truth=_read_truth(truth),
+            methods=methods or ["nnn"],
+            gallery_references=gallery_references,
+            duplicates=duplicates,
+            clicks=read_ids(clicks, "clicks"),
+            select=select,
+            normalize=normalize,
+            progress=progress,
+        )
+    if output is not None:
+        tuning.bias.save(output)
+        typer.echo(f"The chosen bias is in {output}", err=True)
+    best = tuning.best
+    commands = []
+    if best.method != NO_CORRECTION:
+        files: dict[str, Any] = {"gallery": gallery, "references": references}
+        if find_method(best.method)[0].gallery_bank != "unused":
+            files["gallery_references"] = gallery_references
+        given = {**best.params, "duplicates": duplicates}
+        commands = [_fit_command(files, best.method, given, normalize)]
+    about = tuning.to_dict() | {"output": None if output is None else str(output)}
+    about["fit"] = " ".join(commands[0]) if commands else None
+    return Answer(about, [tabulate_tuning(tuning)], commands, _plots_of(tuning))
+
+
+def _plots_of(tuning: evaluation.Tuning) -> dict[str, Any]:
     if not any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid):
         return {}
     return {"grid.png": lambda p: p.plot_grid(tuning)}
 
 
-def _fit_command_of(chosen: evaluation.Cell, files: dict[str, Any], end: str) -> list[str]:
-    """The command that fits a setting again; nothing where no correction was chosen."""
-    if chosen.method == NO_CORRECTION:
-        return []
-    if find_method(chosen.method)[0].gallery_bank == "unused":
-        files = files | {"gallery_references": None}
-    return _fit_command(files, chosen.method, chosen.params, end)
-
-
-def _fit_command(
-    files: Mapping[str, Any], method: MethodName, params: Mapping[str, Any], end: str
-) -> list[str]:
-    """The command that fits a setting; numbers are written so that they are read as the same."""
-    is_automatic = method == NNN().name and not params
-    options = {k: value for k, value in files.items() if value != "drop" or not is_automatic}
-    if method != NNN().name:
-        options["method"] = method
-    setting = {name: value if value is True else repr(value) for name, value in params.items()}
-    return write_command("fit", {**options, **setting, "-o": "bias.safetensors"}, end)
-
-
-@command(
-    "evaluate --gallery photos.npy --queries captions.npy --truth truth.npy --bias bias.safetensors"
-)
-def evaluate(
-    gallery: Gallery,
-    queries: Queries,
-    truth: TruthFile,
-    bias: BiasFile = None,
-    weight: Weight = None,
-    seed: Seed = 0,
-    *,
-    inputs: Inputs,
-    memory_budget: Budget = 512,
-    report: Report,
-) -> None:
-    """Measure R@1, R@5, R@10 and more, before and after a correction."""
-    report.check()
-    loaded = Bias.load(bias) if bias else None
-    if loaded is None and weight is not None:
-        raise NNNormError("--weight needs --bias; give one, or leave out --weight")
-    items = inputs.open(gallery, "gallery")
-    asked = inputs.open(queries, "queries")
-    right = evaluation.read_truth(truth)
-    budget = memory_budget * 2**20
-    with show_progress("Evaluating") as progress:
-        options: Any = {"truth": right, "memory_budget": budget, "progress": progress}
-        raw = evaluation.evaluate(asked, items, **options)
-        evaluations = [raw]
-        results = [evaluation.make_result(NO_CORRECTION, {}, raw, None)]
-        if loaded is not None:
-            done = evaluation.evaluate(asked, items, loaded, weight=weight, **options)
-            evaluations.append(done)
-            params = _with_weight(loaded, weight)
-            results.append(evaluation.report_gain(loaded.method, params, done, raw, seed=seed))
-    others = [evaluation.mean_metrics(one) for one in evaluations]
-    notes = [
-        f"{label_method(result.method)}: MRR {means['mrr']:.4f}, median rank "
-        f"{means['median_rank']:g}, "
-        + ", ".join(
-            f"nDCG@{name.removeprefix('ndcg_at_')} {value:.4f}"
-            for name, value in means.items()
-            if name.startswith("ndcg_at_")
-        )
-        for result, means in zip(results, others, strict=True)
-    ]
-    if loaded is not None and weight is not None:
-        notes.append(f"Measured with the weight {weight:g}; that of the bias is {loaded.weight:g}.")
-    title = f"{len(asked):,} queries, {len(items):,} items"
-    figures: Figures = {}
-    if loaded is not None:
-        counts = [evaluation.count_occurrences(e.top1, e.n_gallery) for e in evaluations]
-        labels = ("uncorrected", label_method(loaded.method))
-        figures = {"occurrences.png": lambda p: p.plot_occurrences(*counts, labels=labels)}
-    used = None if loaded is None else loaded.weight if weight is None else weight
-    both = [
-        {**result.to_dict(), "weight": some, **means}
-        for result, some, means in zip(results, (None, used), others, strict=False)
-    ]
-    about = {"n_queries": len(asked), "n_gallery": len(items), "results": both}
-    report.deliver([tabulate_results(results, title, notes)], about, figures)
-
-
-@command("diagnose --gallery photos.npy --queries queries.npy --references past_queries.npy")
-def diagnose(
-    gallery: Gallery,
-    queries: Queries,
-    bias: BiasFile = None,
-    references: Annotated[
-        Path | None, Option(help="Instead of a bias: fit the automatic NNN from this bank.")
-    ] = None,
-    duplicates: DuplicatesOption = "drop",
-    truth: Annotated[Path | None, Option(help=f"Right items: {_TRUTH}.")] = None,
-    ids: IdsFile = None,
-    k: Annotated[
-        int | None,
-        Option(
-            "-k",
-            "--k",
-            help="Places that count as retrieved.",
-            show_default="1; 10 if items outnumber queries",
-        ),
-    ] = None,
-    most: Annotated[int, Option(help="Number of hubs to list.", min=1)] = 10,
-    *,
-    inputs: Inputs,
-    memory_budget: Budget = 512,
-    report: Report,
-) -> None:
-    """Show the items that come back too often, before and after a correction."""
-    report.check()
-    if bias and references:
-        raise NNNormError("give --bias or --references, not both")
-    loaded = Bias.load(bias) if bias else None
-    items = inputs.open(gallery, "gallery")
-    asked = inputs.open(queries, "queries")
-    bank = inputs.open_references(references) if references else None
-    with show_progress("Counting") as progress:
-        found = evaluation.diagnose(
-            asked,
-            items,
-            loaded,
-            references=bank,
-            duplicates=duplicates,
-            truth=evaluation.read_truth(truth) if truth else None,
-            ids=read_ids(ids),
-            k=k,
-            most=most,
-            memory_budget=memory_budget * 2**20,
-            progress=progress,
-        )
-    labels = ("uncorrected", label_method(found.method) if found.method else "")
-    counts = (found.occurrences, found.occurrences_after)
-    figures: Figures = {
-        "occurrences.png": lambda p: p.plot_occurrences(*counts, labels=labels, k=found.k)
-    }
-    report.deliver(tabulate_diagnosis(found), found.to_dict(), figures)
-
-
-@command(
-    "tune --gallery photos.npy --references past_queries.npy --queries captions.npy "
-    "--truth truth.npy -o bias.safetensors"
-)
-def tune(
-    gallery: Gallery,
-    references: References,
-    queries: Queries,
-    truth: TruthFile,
-    gallery_references: GalleryReferences = None,
-    duplicates: DuplicatesOption = "drop",
-    method: Methods = None,
-    select: SelectOption = "one-standard-error",
-    clicks: Annotated[
-        Path | None,
-        Option(help="Clicks of every item (.npy, or text with one per line): a popularity to add."),
-    ] = None,
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="Write the chosen bias there.")
-    ] = None,
-    save_corrector: Annotated[
-        Path | None,
-        Option(help="Write a corrector of the chosen setting, for items that arrive later."),
-    ] = None,
-    seed: Seed = 0,
-    *,
-    inputs: Inputs,
-    memory_budget: Budget = 512,
-    report: Report,
-) -> None:
-    """Try a grid of settings on queries with known answers, and choose one."""
-    report.check()
-    methods = _check_names(method) or ("nnn",)
-    read = [gallery, references, queries, truth, gallery_references, clicks]
-    if output is not None:
-        check_output(output, ".safetensors", read)
-    if save_corrector is not None:
-        check_output(save_corrector, ".safetensors", [*read, output])
-        for name in methods:
-            check_method(_first_of_grid(name))
-    items = inputs.open(gallery, "gallery")
-    bank = inputs.open_references(references)
-    asked = inputs.open(queries, "queries")
-    second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
-    counted = read_ids(clicks, "clicks")
-    with show_progress("Trying every setting") as progress:
-        tuning = evaluation.tune(
-            items,
-            bank,
-            queries=asked,
-            truth=evaluation.read_truth(truth),
-            methods=methods,
-            gallery_references=second,
-            duplicates=duplicates,
-            clicks=counted,
-            select=select,
-            seed=seed,
-            memory_budget=memory_budget * 2**20,
-            progress=progress,
-        )
-        bias = tuning.bias
-        if save_corrector is not None:
-            options: Any = {"duplicates": duplicates, "memory_budget": memory_budget * 2**20}
-            corrector = _fit_tuned(tuning, items, bank, second, **options, progress=progress)
-            corrector.save(save_corrector)
-            bias = corrector.bias
-            if tuning.popularity is not None and tuning.popularity.weight:
-                bias = bias + Popularity(counted, tuning.popularity.weight)
-    if output is not None:
-        bias.save(output)
-        typer.echo(f"The chosen bias is in {output}", err=True)
-    if save_corrector is not None:
-        typer.echo(f"A corrector of that setting is in {save_corrector}", err=True)
-    written = {"output": output, "corrector": save_corrector}
-    about = tuning.to_dict() | {name: path and str(path) for name, path in written.items()}
-    files: dict[str, Any] = {
-        "gallery": gallery,
-        "references": references,
-        "gallery_references": gallery_references,
-        "duplicates": duplicates,
-    }
-    parts = _fit_command_of(tuning.best, files, inputs.repeat())
-    about["fit"] = " ".join(parts) or None
-    report.deliver([tabulate_tuning(tuning)], about, _plots_of(tuning))
-    if parts and not report.as_json:
-        without = " (without the popularity, which is in the file of -o)" if clicks else ""
-        typer.echo(f"\nTo fit this setting again{without}:")
-        print_command(parts)
-
-
-def _fit_tuned(
-    tuning: evaluation.Tuning,
-    items: Embeddings,
-    bank: Any,
-    gallery_references: Embeddings | None,
-    **options: Any,
-) -> Corrector:
-    """A corrector of the chosen setting."""
-    chosen = make_method(tuning.best.method, **tuning.best.params)
-    if chosen.gallery_bank == "unused":
-        gallery_references = None
-    return Corrector.fit(
-        items,
-        bank,
-        chosen,
-        gallery_references=gallery_references,
-        allow_gallery_rows=True,  # which was warned of
-        **options,
-    )
-
-
 @command(
     "compare --gallery photos.npy --references past_queries.npy --queries captions.npy "
-    "--truth truth.npy"
+    "--truth truth.npy",
+    report=True,
 )
 def compare(
-    gallery: Gallery,
-    references: References,
-    queries: Queries,
-    truth: TruthFile,
-    gallery_references: GalleryReferences = None,
-    duplicates: DuplicatesOption = "drop",
-    *,
-    validation: Validation,
-    method: Methods = None,
-    select: SelectOption = "one-standard-error",
-    seed: Seed = 0,
-    inputs: Inputs,
-    memory_budget: Budget = 512,
-    report: Report,
-) -> None:
+    gallery: Path,
+    references: Path,
+    queries: Path,
+    truth: Path,
+    gallery_references: Path | None = None,
+    validation_gallery: Path | None = None,
+    validation_queries: Path | None = None,
+    validation_truth: Path | None = None,
+    methods: list[str] | None = None,
+    duplicates: Duplicates = "drop",
+    select: evaluation.Select = "one-standard-error",
+    normalize: bool | None = None,
+) -> Answer:
     """Tune every method on validation queries and report all on test queries."""
-    report.check()
-    methods = _check_names(method) or "all"
-    items = inputs.open(gallery, "gallery")
-    asked = inputs.open(queries, "queries")
-    task = validation.open(items, inputs)
-    bank = inputs.open_references(references)
-    second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
+    task = None
+    if validation_queries is not None and validation_truth is not None:
+        task = evaluation.Task(
+            validation_queries, validation_gallery or gallery, _read_truth(validation_truth)
+        )
+    elif validation_gallery or validation_queries or validation_truth:
+        raise NNNormError("validation needs both --validation-queries and --validation-truth")
     with show_progress("Comparing") as progress:
         comparison = evaluation.compare(
-            items,
-            bank,
-            queries=asked,
-            truth=evaluation.read_truth(truth),
+            gallery,
+            open_bank(references),
+            queries=queries,
+            truth=_read_truth(truth),
             validation=task,
-            gallery_references=second,
+            gallery_references=gallery_references,
             duplicates=duplicates,
-            methods=methods,
+            methods=methods or "all",
             select=select,
-            seed=seed,
-            memory_budget=memory_budget * 2**20,
+            normalize=normalize,
             progress=progress,
         )
-    figures: Figures = {"gains.png": lambda p: p.plot_gains(comparison)}
-    report.deliver([tabulate_comparison(comparison)], comparison.to_dict(), figures)
+    figures = {"gains.png": lambda p: p.plot_gains(comparison)}
+    return Answer(comparison.to_dict(), [tabulate_comparison(comparison)], figures=figures)
 
 
 @command(
-    "ablate --gallery photos.npy --queries captions.npy --truth truth.npy "
-    "--references own=past_queries.npy --references web=other_queries.npy"
+    "audit --gallery photos.npy --queries questions.npy --groups people.csv "
+    "--group-column gender -k 10 --bias bias.safetensors",
+    report=True,
 )
-def ablate(
-    gallery: Gallery,
-    references: Annotated[
-        list[str], Option(help="A bank, as FILE or NAME=FILE; may be given several times.")
-    ],
-    queries: Queries,
-    truth: TruthFile,
-    duplicates: DuplicatesOption = "drop",
-    *,
-    validation: Validation,
-    share: Annotated[
-        list[float] | None,
-        Option(help="Share of each bank; may be given several times. Default: 1, 0.5, 0.2, 0.1."),
-    ] = None,
-    select: SelectOption = "one-standard-error",
-    seed: Seed = 0,
-    inputs: Inputs,
-    memory_budget: Budget = 512,
-    report: Report,
-) -> None:
-    """Measure NNN with smaller and other banks, tuned and automatic."""
-    report.check()
-    items = inputs.open(gallery, "gallery")
-    asked = inputs.open(queries, "queries")
-    task = validation.open(items, inputs)
-    banks = {
-        name: inputs.open_references(
-            file, "references" if len(references) == 1 else f"references {name}"
+def audit(
+    gallery: Path,
+    queries: Path,
+    groups: Path,
+    bias: Path | None = None,
+    group_column: str = "group",
+    label_column: str | None = None,
+    query_table: Path | None = None,
+    ks: list[int] | None = None,
+    difference: str | None = None,
+    target_shares: str = "gallery",
+    normalize: bool | None = None,
+) -> Answer:
+    """Count how often each group is retrieved, before and after a correction."""
+    given = _read_groups(groups, group_column, label_column, query_table)
+    given |= {"ks": ks or [10], "target": _read_target(target_shares)}
+    given["difference"] = difference and tuple(difference.split(","))
+    loaded = Bias.load(bias) if bias else None
+    with show_progress("Counting groups") as progress:
+        found = evaluation.audit(
+            queries, gallery, loaded, normalize=normalize, progress=progress, **given
         )
-        for name, file in _name_banks(references).items()
-    }
-    with show_progress("Trying every bank") as progress:
-        ablation = evaluation.ablate(
-            items,
-            banks,
-            queries=asked,
-            truth=evaluation.read_truth(truth),
-            validation=task,
-            duplicates=duplicates,
-            shares=share or (1.0, 0.5, 0.2, 0.1),
-            select=select,
-            seed=seed,
-            memory_budget=memory_budget * 2**20,
-            progress=progress,
-        )
-    figures: Figures = {"bank-size.png": lambda p: p.plot_bank_size(ablation)}
-    report.deliver([tabulate_ablation(ablation)], ablation.to_dict(), figures)
+    correction = None if loaded is None else {"method": loaded.method, **loaded.params}
+    figures = {"audit.png": lambda p: p.plot_audit(found)}
+    return Answer({**found.to_dict(), "correction": correction}, tabulate_audit(found), (), figures)
 
 
 # --- input ---------------------------------------------------------------------------------------
 
 
-def _with_weight(bias: Bias, weight: float | None) -> dict[str, Any]:
-    """The parameters of a bias, with the weight that is used in place of its own."""
-    if weight is None:
-        return dict(bias.params)
-    return {
-        name: weight if name in ("alpha", "weight") else value
-        for name, value in bias.params.items()
-    }
+def _read_truth(path: Path | None) -> Any:
+    return None if path is None else evaluation.read_truth(path)
 
 
-def _first_of_grid(name: MethodName) -> Method:
-    grid = find_method(name)[1].grid
-    first = grid if isinstance(grid, Mapping) else grid[0]
-    return make_method(name, **{param: values[0] for param, values in first.items()})
+def _read_groups(
+    groups: Path, group_column: str, label_column: str | None, query_table: Path | None
+) -> dict[str, Any]:
+    labels = () if label_column is None else (label_column,)
+    columns = read_columns(groups, (group_column, *labels))
+    given: dict[str, Any] = {"groups": columns[group_column]}
+    if query_table is not None:
+        about = read_columns(query_table, ("label",) if labels else ("name",), ("name",))
+        given["names"] = about.get("name", about.get("label"))
+        if label_column is not None:
+            given |= {"labels": columns[label_column], "query_labels": about["label"]}
+    elif label_column is not None:
+        raise NNNormError("--label-column needs --query-table, with the label of each query")
+    return given
 
 
-def _check_names(names: list[str] | None) -> list[MethodName]:
-    if unknown := [name for name in names or [] if name not in METHOD_NAMES]:
+def _read_target(text: str) -> Any:
+    if text in ("gallery", "equal"):
+        return text
+    try:
+        return {name: float(share) for name, share in (p.split("=") for p in text.split(","))}
+    except ValueError:
         raise typer.BadParameter(
-            f"{unknown[0]!r} is not one of {', '.join(METHOD_NAMES)}", param_hint="--method"
-        )
-    return names or []
-
-
-def _name_banks(references: list[str]) -> dict[str, Path]:
-    """Names of banks to their files; a name that is given twice is refused."""
-    banks: dict[str, Path] = {}
-    for name, file in map(_name_and_file, references):
-        if name in banks:
-            raise typer.BadParameter(
-                f"two banks are named {name!r}, {banks[name]} and {file}; give each a name of its "
-                "own, as NAME=FILE",
-                param_hint="--references",
-            )
-        banks[name] = file
-    return banks
-
-
-def _name_and_file(text: str) -> tuple[str, Path]:
-    """Read NAME=FILE, or FILE alone, whose stem is then the name."""
-    name, equals, file = text.partition("=")
-    if not equals:
-        return Path(text).stem, Path(text)
-    if not (name and file):
-        raise typer.BadParameter(f"expected NAME=FILE, got {text!r}", param_hint="--references")
-    return name, Path(file)
+            f"{text!r} is neither gallery nor equal nor shares such as A=0.5,B=0.5",
+            param_hint="--target",
+        ) from None

@@ -1,96 +1,73 @@
-"""`nnnorm explore`: a local page on which hubs are seen, and seen to go."""
+"""`nnnorm explore`, a local page on which hubs are seen, and `nnnorm demo`, the main job."""
 
 import json
+import sys
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from typer import Option
 
-from nnnorm.cli.app import (
-    SOURCE,
-    Debug,
-    IdsFile,
-    Json,
-    Normalize,
-    command,
-    read_ids,
-    show_progress,
-)
+from nnnorm.cli.app import command
+from nnnorm.cli.options import FOLDER
+from nnnorm.cli.output import Answer, print_parts, read_ids, show_progress, show_steps
 from nnnorm.errors import NNNormError, require, warn
 
 if TYPE_CHECKING:
     from socket import socket
 
-    from nnnorm.explore import Material
-
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-@command("explore --gallery photos.npy --queries queries.npy --references past_queries.npy")
+@command("demo --output demo-output", output=FOLDER)
+def demo(output: Path = Path("demo-output"), as_json: bool = False) -> Answer:
+    """Run the main job on data that ships with the package: hubs, before and after."""
+    if not as_json:  # at once: the imports take a moment
+        typer.echo("Hubs in a search for pictures, and what nnnorm does about them.\n")
+        sys.stdout.flush()
+    from nnnorm.demo import describe_demo, introduce_demo, run_demo
+
+    if not as_json:
+        print_parts([introduce_demo()])
+    with show_steps() as step:
+        done = run_demo(output, step=step)
+    return Answer(done.to_dict(), [] if as_json else list(describe_demo(done)))
+
+
+@command(
+    "explore --gallery photos.npy --queries queries.npy --references past_queries.npy",
+    images="Folder of pictures, in the order of the items.",
+    metadata="A row per item, to filter by: a table or .json.",
+    corrector="A corrector, whose drift is shown.",
+    recent="Queries for the drift; default: --queries.",
+)
 def explore(
-    gallery: Annotated[Path | None, Option(help=f"Items that are searched: {SOURCE}.")] = None,
-    queries: Annotated[Path | None, Option(help=f"Queries to look at: {SOURCE}.")] = None,
-    references: Annotated[
-        Path | None, Option(help=f"Past queries: {SOURCE}, or a bank made by `nnnorm bank`.")
-    ] = None,
-    truth: Annotated[
-        Path | None, Option(help="Right items: .npy with numbers or pairs, or .json with lists.")
-    ] = None,
-    index: Annotated[
-        str | None, Option(help="In place of a gallery: the URL of an index, such as faiss:FILE.")
-    ] = None,
-    corrector: Annotated[
-        Path | None, Option(help="A corrector, whose drift is shown; its bank if none is given.")
-    ] = None,
-    recent: Annotated[
-        Path | None, Option(help="Recent queries for the drift; by default the queries.")
-    ] = None,
-    ids: IdsFile = None,
-    images: Annotated[
-        Path | None,
-        Option(
-            metavar="FOLDER",
-            help="Folder of pictures, one per item in the order of their names, or named by a "
-            "column of the metadata (image, file, path).",
-        ),
-    ] = None,
-    captions: Annotated[
-        Path | None, Option(help="Texts of the items: one per line, or a table with caption.")
-    ] = None,
-    query_captions: Annotated[Path | None, Option(help="Texts of the queries, likewise.")] = None,
-    reference_captions: Annotated[
-        Path | None, Option(help="Texts of the past queries, likewise.")
-    ] = None,
-    metadata: Annotated[
-        Path | None,
-        Option(help="A row per item, to filter by: .csv, .tsv, .jsonl, .parquet or .json."),
-    ] = None,
-    encoder: Annotated[
-        str | None, Option(help="Model for typed queries: a folder, a checkpoint, or a hub name.")
-    ] = None,
-    normalize: Normalize = None,
-    host: Annotated[
-        str, Option(help="Address to listen on; another than this machine is open to others.")
-    ] = "127.0.0.1",
-    port: Annotated[int, Option(help="Port; 0 takes any that is free.", min=0, max=65535)] = 8765,
-    browser: Annotated[bool, Option(help="Open the page in a browser.")] = True,
-    export: Annotated[
-        Path | None,
-        Option(
-            metavar="FOLDER",
-            help="Write a page that works from disk to this folder, and do not serve.",
-        ),
-    ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Look at hubs, results, settings and the bank on a local page; without files, a demo."""
+    gallery: Path | None = None,
+    queries: Path | None = None,
+    references: Path | None = None,
+    truth: Path | None = None,
+    index: str | None = None,
+    corrector: Path | None = None,
+    recent: Path | None = None,
+    ids: Path | None = None,
+    images: Path | None = None,
+    captions: Path | None = None,
+    query_captions: Path | None = None,
+    reference_captions: Path | None = None,
+    metadata: Path | None = None,
+    encoder: str | None = None,
+    normalize: bool | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    browser: bool = True,
+    export: Path | None = None,
+    as_json: bool = False,
+) -> Answer | None:
+    """Look at hubs, results, settings and past queries on a local page; without files, a demo."""
     if export is None:
         require("fastapi", "explore")
         require("uvicorn", "explore")
-    from nnnorm import explore as room
+    from nnnorm import explore as explorer
 
     files: dict[str, Any] = {
         "gallery": gallery,
@@ -108,17 +85,23 @@ def explore(
     }
     opened = None
     if export is None:
-        opened = room.listen(host, port)  # before the work, so that a port that is taken shows
+        opened = explorer.listen(host, port)  # before the work, so that a port that is taken shows
     with show_progress("Reading and scoring") as progress:
-        material = _open(files, ids, encoder, normalize)
-        session = room.Session(material, progress=progress)
+        if any(value is not None for value in files.values()):
+            files |= {"ids": read_ids(ids), "encoder": encoder, "normalize": normalize}
+            material = explorer.open_material(**files)
+        elif ids is not None or encoder is not None:
+            raise NNNormError("--ids and --encoder need --gallery, --queries and --references")
+        else:
+            material = explorer.demo_material()
+        for note in material.notes:
+            warn(note)
+        session = explorer.Session(material, progress=progress)
         if export is not None:
-            written = room.record(session, export, progress)
+            written = explorer.record(session, export, progress)
     if opened is None:
-        made = {"folder": str(export), "files": written}
         words = f"Written to {export}: {', '.join(written)}. Open {export}/index.html"
-        typer.echo(json.dumps(made) if as_json else words)
-        return
+        return Answer({"folder": str(export), "files": written}, [words])
     if host not in _LOOPBACK:
         warn(
             f"the explorer listens on {host}: everyone who reaches this machine sees the data; "
@@ -130,26 +113,8 @@ def explore(
     typer.echo(json.dumps({"url": url, "n_items": n_items}) if as_json else words)
     if browser:
         webbrowser.open(url)
-    room.serve(session, opened, host)
-
-
-def _open(
-    files: dict[str, Any], ids: Path | None, encoder: str | None, normalize: bool | None
-) -> "Material":
-    """Open what is looked at, which is the data of the demo where no files are given."""
-    from nnnorm import explore as room
-
-    if any(value is not None for value in files.values()):
-        material = room.open_material(
-            **files, ids=read_ids(ids), encoder=encoder, normalize=normalize
-        )
-    elif ids is not None or encoder is not None:
-        raise NNNormError("--ids and --encoder need --gallery, --queries and --references")
-    else:
-        material = room.demo_material()
-    for note in material.notes:
-        warn(note)
-    return material
+    explorer.serve(session, opened, host)
+    return None
 
 
 def _url_of(opened: "socket") -> str:

@@ -100,7 +100,7 @@ class TextTower:
             more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
             raise NNNormError(
                 f"the text tower of shapes knows {len(self.words)} words and not {listed}{more}; "
-                "`load_shapes().words` lists them"
+                "ask for shapes, such as 'a red star above a blue ring'"
             )
 
 

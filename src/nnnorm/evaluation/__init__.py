@@ -6,13 +6,17 @@ hubness      how often items are retrieved, hubs, a null model; `diagnose`
 bootstrap    intervals by resampling, clustered and paired
 sweep        all settings of all methods from one pass, and R@1 of each from one product
 tuning       choosing a method and its settings on held-out queries
+checking     `check`: hubs, past queries, effect and recommendation in one report
 comparison   methods compared; banks of different sizes
-checking     hubs, expectation, gain and recommendation in one verdict
 drift        whether the past queries of a corrector are still like those of today
-signals      what an item does to past queries, compared with what is usual
 outliers     which items look adversarial or corrupt
 groups       how often groups of items are retrieved, before and after a correction
+
+The last four are imported when one of their names is first used.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from nnnorm.evaluation.bootstrap import (
     Interval,
@@ -21,23 +25,10 @@ from nnnorm.evaluation.bootstrap import (
     interval_of_mean,
 )
 from nnnorm.evaluation.checking import Check, Measured, check
-from nnnorm.evaluation.comparison import (
-    Ablation,
-    Comparison,
-    Result,
-    Task,
-    ablate,
-    compare,
-    make_result,
-    report_gain,
-)
-from nnnorm.evaluation.drift import Drift, measure_drift
-from nnnorm.evaluation.groups import Audit, audit
 from nnnorm.evaluation.hubness import (
     HUB,
     Diagnosis,
     Hubs,
-    Severity,
     compare_occurrences,
     count_occurrences,
     diagnose,
@@ -45,19 +36,16 @@ from nnnorm.evaluation.hubness import (
     find_hubs,
     find_rescued,
     judge_hubs,
-    list_hubs,
     measure_hubness,
     robust_z,
 )
 from nnnorm.evaluation.metrics import (
     Evaluation,
-    count_above,
     evaluate,
     evaluate_ranking,
     mean_metrics,
     measure_gain,
 )
-from nnnorm.evaluation.outliers import Outlier, Scan, scan, screen
 from nnnorm.evaluation.truth import (
     Truth,
     clusters_of,
@@ -66,4 +54,32 @@ from nnnorm.evaluation.truth import (
     warn_of_mismatched_bank,
     warn_of_overlap,
 )
-from nnnorm.evaluation.tuning import Cell, Grid, Select, Tuning, tune
+from nnnorm.evaluation.tuning import Cell, Select, Tuning, tune
+
+if TYPE_CHECKING:
+    from nnnorm.evaluation.comparison import (
+        Ablation,
+        Comparison,
+        Result,
+        Task,
+        ablate,
+        compare,
+        make_result,
+    )
+    from nnnorm.evaluation.drift import Drift, measure_drift
+    from nnnorm.evaluation.groups import Audit, audit
+    from nnnorm.evaluation.outliers import Outlier, Scan, scan, screen
+
+_LATER = {
+    "comparison": ("Ablation", "Comparison", "Result", "Task", "ablate", "compare", "make_result"),
+    "drift": ("Drift", "measure_drift"),
+    "groups": ("Audit", "audit"),
+    "outliers": ("Outlier", "Scan", "scan", "screen"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(f"nnnorm.evaluation.{module}"), name)
+    raise AttributeError(f"module 'nnnorm.evaluation' has no attribute {name!r}")

@@ -428,7 +428,7 @@ def _judge(
 
 
 def _count_needed(measured: Measured, n_queries: int) -> int | None:
-    """Labelled queries that would tell one point of R@1 from none, where these are too few."""
+    """Labelled queries that would tell one point of R@1 from none, if these are too few."""
     gain = measured.gain
     if gain is None or measured.is_sure:
         return None

@@ -24,7 +24,7 @@ from nnnorm.dedup import (
     drop_copies,
     is_sample,
 )
-from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
@@ -299,25 +299,19 @@ def ablate(
 
 
 def make_result(
-    method: str, params: Mapping[str, Any], evaluation: Evaluation, gain: Interval | None
-) -> Result:
-    """Put together the figures of one evaluation."""
-    at_1, at_5, at_10 = (evaluation.recall(k) for k in (1, 5, 10))
-    half_width = binomial_half_width(at_1, len(evaluation))
-    hubness = measure_hubness(count_occurrences(evaluation.top1, evaluation.n_gallery))
-    return Result(method, dict(params), at_1, at_5, at_10, half_width, gain, hubness)
-
-
-def report_gain(
     method: str,
     params: Mapping[str, Any],
     evaluation: Evaluation,
-    raw: Evaluation,
+    raw: Evaluation | None = None,
     *,
     seed: int = 0,
 ) -> Result:
-    """Put together the figures of a correction, with its paired gain over the raw search."""
-    return make_result(method, params, evaluation, measure_gain(evaluation, raw, seed=seed))
+    """Put together the figures of one evaluation, with its paired gain over the raw search."""
+    at_1, at_5, at_10 = (evaluation.recall(k) for k in (1, 5, 10))
+    half_width = binomial_half_width(at_1, len(evaluation))
+    gain = None if raw is None else measure_gain(evaluation, raw, seed=seed)
+    hubness = measure_hubness(count_occurrences(evaluation.top1, evaluation.n_gallery))
+    return Result(method, dict(params), at_1, at_5, at_10, half_width, gain, hubness)
 
 
 class _Study:
@@ -353,11 +347,13 @@ class _Study:
     @property
     def uncorrected(self) -> Result:
         """The search as it is."""
-        return make_result(NO_CORRECTION, {}, self._raw, None)
+        return make_result(NO_CORRECTION, {}, self._raw)
 
     def check_bank(self, bank: Embeddings) -> None:
         """Warn of references that are queries, items, or unlike the queries."""
         test, held = self._test, self._held
+        for rows in (test.queries, bank):
+            check_same_dim(rows, test.gallery)
         warn_of_overlap(bank, test.queries)
         if held is not None and held.queries.fingerprint != test.queries.fingerprint:
             warn_of_overlap(bank, held.queries, role="validation queries")
@@ -409,7 +405,7 @@ class _Study:
         return evaluate(queries, gallery, bias, truth=truth, memory_budget=budget)
 
     def _report(self, method: str, params: Mapping[str, Any], evaluation: Evaluation) -> Result:
-        return report_gain(method, params, evaluation, self._raw, seed=self._seed)
+        return make_result(method, params, evaluation, self._raw, seed=self._seed)
 
 
 class _OpenTask(NamedTuple):

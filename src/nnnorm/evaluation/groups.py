@@ -98,7 +98,7 @@ def audit(
     Parameters
     ----------
     queries : array or path, shape (n_queries, dim)
-        Questions that should not favour a group.
+        Questions that should not favor a group.
     gallery : array or path, shape (n_gallery, dim)
     bias : Bias, optional
         Adds the same figures after the correction, and the paired change.
@@ -108,7 +108,7 @@ def audit(
         Numbers of first places to count in.
     difference : pair of str, optional
         bias@k is (number of the first − number of the second)/k; by default the two groups in
-        alphabetical order where there are just two, and no bias@k where there are more.
+        alphabetical order if there are just two, and no bias@k if there are more.
     target : {"gallery", "equal"} or dict
         The shares that would be fair.
     labels, query_labels : sequence of str, optional
@@ -141,8 +141,18 @@ def audit(
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     if len(asked) < 2:
         raise NNNormError("an audit needs at least two queries, to tell a habit from a single case")
-    _check_lengths({"groups": (groups, len(items)), "labels": (labels, len(items))})
-    _check_lengths({"query_labels": (query_labels, len(asked)), "names": (names, len(asked))})
+    for name, given, n_wanted in (
+        ("groups", groups, len(items)),
+        ("labels", labels, len(items)),
+        ("query_labels", query_labels, len(asked)),
+        ("names", names, len(asked)),
+    ):
+        if given is not None and len(given) != n_wanted:
+            raise NNNormError(f"{name} must have {n_wanted} entries; got {len(given)}")
+    if (labels is None) != (query_labels is None):
+        raise NNNormError(
+            "precision needs both labels (of items) and query_labels; got one of them"
+        )
     kinds = tuple(str(kind) for kind in np.unique(np.asarray(groups, dtype=str)))
     if not 2 <= len(kinds) <= 50:
         raise NNNormError(
@@ -156,19 +166,15 @@ def audit(
         raise NNNormError(
             f"difference must name two of the groups ({', '.join(kinds)}); got {difference}"
         )
-    with_precision = labels is not None and query_labels is not None
-    if with_precision != (labels is not None or query_labels is not None):
-        raise NNNormError(
-            "precision needs both labels (of items) and query_labels; got one of them"
-        )
-    all_ks = [*ks, *(precision_ks if with_precision else ())]
+    all_ks = [*ks, *(() if labels is None else precision_ks)]
     if len(ks) == 0 or not all(k in range(1, len(items) + 1) for k in all_ks):
         raise NNNormError(
             f"ks must be whole numbers from 1 to the gallery's {len(items)} items, such as (10,); "
             f"got {all_ks}"
         )
-    item_labels = np.asarray(() if labels is None else labels, dtype=str)
-    wanted = np.asarray(() if query_labels is None else query_labels, dtype=str)
+    item_labels, wanted = (
+        np.asarray(() if some is None else some, dtype=str) for some in (labels, query_labels)
+    )
     if strange := sorted(set(wanted) - set(item_labels)):
         raise NNNormError(f"a query asks for {str(strange[0])!r}, which no item is labelled with")
 
@@ -177,7 +183,7 @@ def audit(
             asked, items, some, k=max(all_ks), memory_budget=memory_budget, progress=progress
         )
         found = measure_groups(ranking, groups, ks=ks, target=shares, difference=difference)
-        if with_precision:
+        if labels is not None:
             is_right = item_labels[ranking.indices] == wanted[:, None]
             found |= {f"precision@{k}": is_right[:, :k].mean(axis=1) for k in precision_ks}
         return found
@@ -195,12 +201,6 @@ def audit(
     called = [f"query {n}" for n in range(len(asked))] if called is None else called
     known = tuple(map(str, called))
     return Audit(kinds, shares, difference, known, before, after, tuple(lines), len(items))
-
-
-def _check_lengths(given: Mapping[str, tuple[Sequence[Any] | None, int]]) -> None:
-    for name, (values, wanted) in given.items():
-        if values is not None and len(values) != wanted:
-            raise NNNormError(f"{name} must have {wanted} entries; got {len(values)}")
 
 
 def _open_target(target: Target, groups: Sequence[str], kinds: tuple[str, ...]) -> dict[str, float]:

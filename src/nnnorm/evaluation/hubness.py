@@ -177,35 +177,6 @@ def compare_occurrences(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[fl
     return statistic, float(np.clip(p_value, 0, 1))
 
 
-def list_hubs(
-    ranking: Ranking,
-    n_gallery: int,
-    *,
-    truth: Any = None,
-    bias: Bias | None = None,
-    most: int = 10,
-) -> list[Hub]:
-    """List the most retrieved items, most first."""
-    counts = count_occurrences(ranking, n_gallery)
-    order = np.lexsort((np.arange(n_gallery), -counts))[:most]
-    wrong = None
-    if truth is not None:
-        right = open_truth(truth, n_queries=len(ranking.indices), n_gallery=n_gallery)
-        is_wrong = ~right.holds(ranking.indices)
-        wrong = np.bincount(ranking.indices[is_wrong], minlength=n_gallery)
-    z = None if bias is None else robust_z(bias.values)
-    return [
-        Hub(
-            item=int(item),
-            occurrences=int(counts[item]),
-            wrong_share=None if wrong is None else float(wrong[item] / counts[item]),
-            bias_z=None if z is None else float(z[item]),
-        )
-        for item in order
-        if counts[item] > 0
-    ]
-
-
 def find_rescued(
     before: npt.ArrayLike, after: npt.ArrayLike, truth: Truth, hubs: npt.ArrayLike
 ) -> IntArray:
@@ -216,13 +187,6 @@ def find_rescued(
     clear = among.sum(axis=1) - np.isin(now, hubs).sum(axis=1)
     order = np.argsort(-clear, kind="stable")
     return order[rescued[order]]
-
-
-def find_outliers(bias: Bias) -> IntArray:
-    """Find items whose bias is far from all others, farthest first."""
-    z = np.abs(robust_z(bias.values))
-    order = np.argsort(-z, kind="stable")
-    return np.asarray(order[z[order] >= _OUTLIER])
 
 
 def robust_z(values: npt.ArrayLike) -> FloatArray:
@@ -457,30 +421,45 @@ def diagnose(
             bias = NNN().fit(items, given, duplicates=duplicates, **run)
         warn_of_mismatched_bank(bank, asked, items, truth)
     k = places_to_count(len(asked), len(items)) if k is None else k
-    ranking = search(asked, items, k=k, **run)
-    counts = count_occurrences(ranking, len(items))
     about: dict[str, Any] = {"truth": truth, "queries": asked}
+    hits = search(asked, items, k=k, **run).indices
+    counts = count_occurrences(hits, len(items))
+    listed = np.argsort(-counts, kind="stable")[:most]
+    listed = listed[counts[listed] > 0]
+    wrong = z = None
+    if truth is not None:
+        right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
+        wrong = np.bincount(hits[~right.holds(hits)], minlength=len(items)) / np.maximum(counts, 1)
     found: dict[str, Any] = {}
     if bias is not None:
-        corrected = search(asked, items, bias, k=k, **run)
-        after = count_occurrences(corrected, len(items))
+        z = robust_z(bias.values)
+        far = np.argsort(-np.abs(z), kind="stable")
+        hits_after = search(asked, items, bias, k=k, **run).indices
+        after = count_occurrences(hits_after, len(items))
         statistic, p_value = compare_occurrences(counts, after)
         found = {
             "after": measure_hubness(after),
-            "null_model_after": judge_hubs(corrected.indices, len(items), **about),
+            "null_model_after": judge_hubs(hits_after, len(items), **about),
+            "hubs_after": tuple(after[listed].tolist()),
             "ks_statistic": statistic,
             "ks_p_value": p_value,
-            "outliers": tuple(int(item) for item in find_outliers(bias)),
+            "outliers": tuple(far[np.abs(z[far]) >= _OUTLIER].tolist()),
             "method": bias.method,
             "occurrences_after": after,
         }
-    hubs = tuple(list_hubs(ranking, len(items), truth=truth, bias=bias, most=most))
-    if bias is not None:
-        found["hubs_after"] = tuple(int(found["occurrences_after"][hub.item]) for hub in hubs)
+    hubs = [
+        Hub(
+            item=item,
+            occurrences=int(counts[item]),
+            wrong_share=None if wrong is None else float(wrong[item]),
+            bias_z=None if z is None else float(z[item]),
+        )
+        for item in listed.tolist()
+    ]
     return Diagnosis(
         before=measure_hubness(counts),
-        null_model=judge_hubs(ranking.indices, len(items), **about),
-        hubs=hubs,
+        null_model=judge_hubs(hits, len(items), **about),
+        hubs=tuple(hubs),
         n_queries=len(asked),
         n_gallery=len(items),
         k=k,

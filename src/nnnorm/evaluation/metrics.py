@@ -98,7 +98,7 @@ class Evaluation:
         return np.asarray(above + (tied + 1) / (right + 1))
 
     def ndcg(self, k: int) -> FloatArray:
-        """Normalised discounted cumulative gain of the first k, per query."""
+        """Normalized discounted cumulative gain of the first k, per query."""
         k = self._check_depth(k)
         discounts = np.concatenate([[0], np.cumsum(1 / np.log2(np.arange(k) + 2))])
         upto = discounts[np.minimum(self.above + self.tied, k)]

@@ -43,7 +43,7 @@ from nnnorm.embeddings import (
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.drift import open_corrector
 from nnnorm.files import Progress, write_whole
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Done, count_threads, strips_in_order
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, count_threads, strips_in_order
 from nnnorm.tables import check_ids
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -298,11 +298,11 @@ def _find_odd_norms(
                 faults[start + int(row)] = "all its entries are equal"
     is_unit = np.abs(lengths - 1) <= _UNIT
     if unit or (unit is None and norms is None and is_unit.mean() >= _MOSTLY):
-        odd, words = ~is_unit, "where others have unit norms"
+        odd, words = ~is_unit, "others have unit norms"
     else:
         low, high = (float(np.median(lengths)),) * 2 if norms is None else norms
         odd = (lengths > _ODD_NORM * high) | (lengths * _ODD_NORM < low)
-        words = f"where others have {low:.3g}" + (f" to {high:.3g}" if high > low else "")
+        words = f"others have {low:.3g}" + (f" to {high:.3g}" if high > low else "")
     found = {int(row): f"its norm is {lengths[row]:.3g}, {words}" for row in np.flatnonzero(odd)}
     return faults | found
 
@@ -419,11 +419,10 @@ class Expected:
         # A strip holds its scores and their order, 12 bytes each, on every thread.
         per_row = 12 * max(len(bank), len(items)) * count_threads()
         self._n_strip = int(np.clip(memory_budget // (2 * per_row), 8, _STRIP_ROWS))
-        done = Done(progress, len(bank) + len(self._blends) + len(items))
-        self._first, self._retrieved = self._thresholds(self._references, _PLACES, done)
-        self._first_of_blends, _ = self._thresholds(self._blends, 1, done)
+        self._first, self._retrieved = self._thresholds(self._references, _PLACES, progress)
+        self._first_of_blends, _ = self._thresholds(self._blends, 1, progress)
         self._of_landmarks = self._measure(
-            lambda start, stop: items[start:stop], np.arange(len(items)), done
+            lambda start, stop: items[start:stop], np.arange(len(items)), progress
         )
         self._line = _fit_line(self._of_landmarks["density"], self._of_landmarks["bias"])
         self._usual = {n: _usual(values) for n, values in self._raw(self._of_landmarks).items()}
@@ -438,7 +437,7 @@ class Expected:
         numbers = {name: values[own] for name, values in self._of_landmarks.items()}
         if len(rest):
             others = items if len(rest) == len(items) else items.subset(rest)
-            measured = self._measure(others.rows, own[rest], Done(progress, len(rest)))
+            measured = self._measure(others.rows, own[rest], progress)
             for name, values in measured.items():
                 numbers[name][rest] = values
         copies = np.flatnonzero(numbers["leader"] >= 0)
@@ -469,7 +468,7 @@ class Expected:
         }
 
     def _thresholds(
-        self, queries: FloatArray, n_places: int, done: Done
+        self, queries: FloatArray, n_places: int, progress: Progress | None
     ) -> tuple[FloatArray, FloatArray]:
         """The scores at the first and the last place of each query's ranking of the landmarks."""
         n_places = min(n_places, len(self._landmarks))
@@ -480,12 +479,12 @@ class Expected:
             best = scores[:, -n_places:]
             return np.stack([best.max(axis=1), best.min(axis=1)])
 
-        found = self._in_strips(work, len(queries), done)
+        found = self._in_strips(work, len(queries), progress)
         first, last = found - _ROUNDING * np.abs(found)
         return first, last
 
     def _measure(
-        self, read: Callable[[int, int], FloatArray], own: IntArray, done: Done
+        self, read: Callable[[int, int], FloatArray], own: IntArray, progress: Progress | None
     ) -> dict[str, DoubleArray]:
         """Measure rows in one pass over references, blends and landmarks."""
         k = min(_REFERENCE_K, max(1, self.n_references // 4))
@@ -503,7 +502,7 @@ class Expected:
             side = self._sides.project(rows, leader)
             return np.stack([bias, density, topics, firsts, blends, side, leader])
 
-        return dict(zip(_NUMBERS, self._in_strips(work, len(own), done), strict=True))
+        return dict(zip(_NUMBERS, self._in_strips(work, len(own), progress), strict=True))
 
     def _neighbors(self, units: FloatArray, own: IntArray) -> tuple[DoubleArray, IntArray]:
         """Mean cosine with the nearest other landmarks, and the landmark an item is a copy of."""
@@ -520,12 +519,15 @@ class Expected:
         is_copy = (own < 0) & (best.max(axis=1) > _COPY)
         return density, np.where(is_copy, nearest, own)
 
-    def _in_strips(self, work: Callable[[int, int], Any], n_rows: int, done: Done) -> Any:
+    def _in_strips(
+        self, work: Callable[[int, int], Any], n_rows: int, progress: Progress | None
+    ) -> Any:
         """Call `work` on strips of rows in threads, and join what it returns."""
         parts = []
-        for start, stop, found in strips_in_order(work, n_rows, self._n_strip, threading.Event()):
+        for _, stop, found in strips_in_order(work, n_rows, self._n_strip, threading.Event()):
             parts.append(found)
-            done.add(stop - start)
+            if progress is not None:
+                progress(stop, n_rows)
         return np.concatenate(parts, axis=1)
 
 

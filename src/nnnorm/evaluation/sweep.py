@@ -17,6 +17,7 @@ own evaluation.
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -92,16 +93,11 @@ def make_settings(
     }
     statistics = Statistics.of_embeddings(gallery, references, gallery_references, **options)
     if NNN().name in methods and NNN().name not in grids:
-        automatic = automatic_nnn(statistics)
+        automatic = NNN().resolve(statistics)[0]
         if automatic.weight:
             cells.setdefault(automatic, automatic.params)
     statistics.prepare(cells)
     return [Setting(method, params, statistics) for method, params in cells.items()]
-
-
-def automatic_nnn(statistics: Statistics) -> NNN:
-    """NNN as the automatic rule sets it for this bank and gallery."""
-    return NNN().resolve(statistics)[0]
 
 
 def check_grids(grids: Mapping[str, Grid] | None, methods: Sequence[MethodName]) -> None:
@@ -143,16 +139,12 @@ def _list_params(name: MethodName, grid: Grid) -> Iterator[dict[str, Any]]:
     if not parts or (not all(parts) and find_method(name)[1].grid):
         raise NNNormError(f"the grid of {name} is empty; give each parameter at least one value")
     for axes in parts:
-        if not isinstance(axes, Mapping) or set(axes) != set(parts[0]):
+        is_same = isinstance(axes, Mapping) and set(axes) == set(parts[0])
+        if not is_same or any(np.ndim(v) != 1 or not len(v) for v in axes.values()):
             raise NNNormError(
                 f"the grid of {name} must be a dict of parameters to lists of values, or a list of "
                 f"such with the same parameters; got {grid!r}"
             )
-        for param, values in axes.items():
-            if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
-                raise NNNormError(
-                    f"the grid of {name} must give {param} a list of values; got {values!r}"
-                )
         for cell in itertools.product(*(axes[param] for param in parts[0])):
             plain = (value.item() if isinstance(value, np.generic) else value for value in cell)
             yield dict(zip(parts[0], plain, strict=True))
@@ -174,8 +166,8 @@ def sweep_hits(
     """Find whether the right item of each query comes first, under every correction."""
     hits = np.empty((len(corrections), len(queries)), dtype=np.float32)
     if 4 * len(corrections) * len(gallery) <= memory_budget // 4:
-        corrections = [_ready(correction()) for correction in corrections]
-    means, lower, upper = _bounds(corrections, len(gallery))
+        corrections = [partial(np.asarray, correction()) for correction in corrections]
+    bounds = _bounds(corrections, len(gallery))
     for start, scores in iterate_scores(
         queries, gallery, memory_budget=memory_budget // 2, progress=progress
     ):
@@ -183,22 +175,18 @@ def sweep_hits(
             look(start, scores)
 
         def count(rows: slice, start: int = start, scores: FloatArray = scores) -> None:
-            strip = _Strip(scores[rows], truth, start + rows.start, corrections, means)
-            strip.find_pairs(lower, upper)
-            hits[:, start + rows.start : start + rows.stop] = strip.count(corrections)
+            first = start + rows.start
+            found = _strip_hits(scores[rows], truth, first, corrections, *bounds)
+            hits[:, first : start + rows.stop] = found
 
         in_threads(count, scores)
     return hits
 
 
-def _ready(values: FloatArray) -> Correction:
-    return lambda: values
-
-
 def _bounds(
     corrections: Sequence[Correction], n_gallery: int
 ) -> tuple[npt.NDArray[np.float64], FloatArray, FloatArray]:
-    """Mean of each correction, and each item's least and greatest centred correction."""
+    """Mean of each correction, and each item's least and greatest centered correction."""
     means = np.empty(len(corrections))
     lower = np.full(n_gallery, np.inf, dtype=np.float32)
     upper = np.full(n_gallery, -np.inf, dtype=np.float32)
@@ -207,70 +195,59 @@ def _bounds(
         values = correction()
         means[number] = values.mean(dtype=np.float64)
         largest = max(largest, float(np.abs(values).max()))
-        centred = values - np.float32(means[number])
-        np.minimum(lower, centred, out=lower)
-        np.maximum(upper, centred, out=upper)
-    # Room for the rounding of centring, so that no pair is lost to it.
+        centered = values - np.float32(means[number])
+        np.minimum(lower, centered, out=lower)
+        np.maximum(upper, centered, out=upper)
+    # Room for the rounding of centering, so that no pair is lost to it.
     slack = np.float32(4e-6 * largest)
     return means, lower - slack, upper + slack
 
 
-class _Strip:
-    """One strip of raw scores: its right items' scores, and the pairs that may beat them."""
-
-    def __init__(
-        self,
-        scores: FloatArray,
-        truth: Truth,
-        start: int,
-        corrections: Sequence[Correction],
-        means: npt.NDArray[np.float64],
-    ) -> None:
-        self.scores = scores
-        stop = start + len(scores)
-        first, last = truth.starts[start], truth.starts[stop]
-        self.items, self.rows = truth.items[first:last], truth.queries[first:last] - start
-        self.starts = truth.starts[start:stop] - first
-        self.raw = scores[self.rows, self.items]
-        # The best right item of every query under every correction, shape (n_corrections, n_strip).
-        self.best = np.empty((len(corrections), len(scores)), dtype=np.float32)
-        for best, correction in zip(self.best, corrections, strict=True):
-            best[:] = np.maximum.reduceat(self.raw - correction()[self.items], self.starts)
-        centred = self.best + means[:, None].astype(np.float32)
-        self.worst_right, self.best_right = centred.min(axis=0), centred.max(axis=0)
-
-    def find_pairs(self, lower: FloatArray, upper: FloatArray) -> None:
-        """Keep the wrong items that may be first under some correction."""
-        slack = 4e-6 * np.maximum(1, np.abs(self.scores).max(axis=1))
-        bound = self.scores - upper
-        bound[self.rows, self.items] = -np.inf
-        always = bound.max(axis=1) - slack
-        self.lost = always > self.best_right + slack
-        least = np.maximum(always, self.worst_right - slack)
-        least[self.lost] = np.inf
-        np.subtract(self.scores, lower, out=bound)
-        bound[self.rows, self.items] = -np.inf
-        may_win = bound >= least[:, None]
-        self.pair_rows, self.pair_items = np.nonzero(may_win)
-        self.pair_raw = self.scores[self.pair_rows, self.pair_items]
-
-    def count(self, corrections: Sequence[Correction]) -> FloatArray:
-        """Hits of every query under every correction, shape ``(n_corrections, n_strip)``."""
-        hits = np.ones(self.best.shape, dtype=np.float32)
-        hits[:, self.lost] = 0
-        for hit, best, correction in zip(hits, self.best, corrections, strict=True):
-            offset = correction()
-            pairs = self.pair_raw - offset[self.pair_items]
-            right = best[self.pair_rows]
-            level = self.pair_rows[pairs == right]
-            if len(level):
-                # A tie for the first place is won as often as a draw among the tied would be.
-                wrong = np.bincount(level, minlength=len(best))
-                is_best = self.raw - offset[self.items] == best[self.rows]
-                good = np.bincount(self.rows[is_best], minlength=len(best))
-                hit *= good / (good + wrong)
-            hit[self.pair_rows[pairs > right]] = 0
-        return hits
+def _strip_hits(
+    scores: FloatArray,
+    truth: Truth,
+    start: int,
+    corrections: Sequence[Correction],
+    means: npt.NDArray[np.float64],
+    lower: FloatArray,
+    upper: FloatArray,
+) -> FloatArray:
+    """Hits of a strip of queries under every correction, shape ``(n_corrections, n_strip)``."""
+    first, last = truth.starts[start], truth.starts[start + len(scores)]
+    items, rows = truth.items[first:last], truth.queries[first:last] - start
+    starts = truth.starts[start : start + len(scores)] - first
+    right = scores[rows, items]
+    # The best right item of every query under every correction.
+    best = np.empty((len(corrections), len(scores)), dtype=np.float32)
+    for row, correction in zip(best, corrections, strict=True):
+        row[:] = np.maximum.reduceat(right - correction()[items], starts)
+    centered = best + means[:, None].astype(np.float32)
+    # The wrong items that may be first under some correction.
+    slack = 4e-6 * np.maximum(1, np.abs(scores).max(axis=1))
+    bound = scores - upper
+    bound[rows, items] = -np.inf
+    always = bound.max(axis=1) - slack
+    is_lost = always > centered.max(axis=0) + slack
+    least = np.maximum(always, centered.min(axis=0) - slack)
+    least[is_lost] = np.inf
+    np.subtract(scores, lower, out=bound)
+    bound[rows, items] = -np.inf
+    pair_rows, pair_items = np.nonzero(bound >= least[:, None])
+    pair_scores = scores[pair_rows, pair_items]
+    hits = np.ones(best.shape, dtype=np.float32)
+    hits[:, is_lost] = 0
+    for hit, own, correction in zip(hits, best, corrections, strict=True):
+        offset = correction()
+        wrong = pair_scores - offset[pair_items]
+        tied = pair_rows[wrong == own[pair_rows]]
+        if len(tied):
+            # A tie for the first place is won as often as a draw among the tied would be.
+            n_wrong = np.bincount(tied, minlength=len(own))
+            is_best = right - offset[items] == own[rows]
+            n_right = np.bincount(rows[is_best], minlength=len(own))
+            hit *= n_right / (n_right + n_wrong)
+        hit[pair_rows[wrong > own[pair_rows]]] = 0
+    return hits
 
 
 # --- gated methods -------------------------------------------------------------------------------

@@ -25,9 +25,8 @@ from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embedding
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
 from nnnorm.evaluation.metrics import Counter, Evaluation, evaluate, join_folds, measure_gain
-from nnnorm.evaluation.sweep import GateWatch, Setting, automatic_nnn, make_settings, sweep_hits
+from nnnorm.evaluation.sweep import GateWatch, Setting, make_settings, sweep_hits
 from nnnorm.evaluation.truth import (
-    Truth,
     clusters_of,
     open_truth,
     warn_of_mismatched_bank,
@@ -40,7 +39,6 @@ from nnnorm.methods import (
     NNN,
     NO_CORRECTION,
     Grid,
-    Method,
     MethodName,
     Statistics,
     describe_setting,
@@ -166,11 +164,13 @@ class Trial:
 
     def evaluation(self, number: int) -> Evaluation:
         """A setting on the queries it was tried on, measured as `evaluate` does, once."""
+        if number == 0:
+            return self.raw
         if number not in self._evaluations:
             self._evaluations[number] = evaluate(
                 self.queries,
                 self.gallery,
-                self.bias(number) if number else None,
+                self.bias(number),
                 truth=self.raw.truth,
                 memory_budget=self.memory_budget,
             )
@@ -219,7 +219,7 @@ def tune(
     truth : array or list
         The right items, see `truth.open_truth`.
     methods : sequence of str, or "all"
-        "all" leaves out the methods that need a gallery bank where there is none.
+        "all" leaves out the methods that need a gallery bank if there is none.
     gallery_references : array or path, shape (n_gallery_references, dim), optional
         A bank of gallery-side items, for the methods that use one.
     duplicates : {"drop", "keep"}
@@ -318,6 +318,8 @@ def try_settings(
 ) -> Trial:
     """Try no correction and every setting of some methods, from one pass over each input."""
     check_same_dim(queries, gallery)
+    if gallery_references is not None:
+        check_same_dim(gallery_references, gallery)
     right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
     groups = clusters_of(right) if clusters is None else np.asarray(clusters)
     if groups.shape != (len(right),):
@@ -337,9 +339,25 @@ def try_settings(
         grids=grids,
         **options,
     )
-    hits, raw = _sweep(settings, gallery, queries, right, **options)
+    methods_tried = [setting.method for setting in settings]
+    watch = GateWatch(methods_tried, settings[0].statistics, right)
+    counter = Counter(right, len(gallery))
+
+    def look(start: int, scores: FloatArray) -> None:
+        counter.look(start, scores)
+        watch.look(start, scores)
+
+    # A gated setting shares the sweep of its ungated form.
+    ungated = [replace(method, **method.variants[0].fixed) for method in methods_tried]
+    unique = dict(zip(ungated, settings, strict=True))
+    corrections = [setting.correction for setting in unique.values()]
+    swept = sweep_hits(queries, gallery, right, corrections, look=look, **options)
+    hits_of = dict(zip(unique, swept, strict=True))
+    raw = hits_of[ungated[0]]
+    pairs = zip(methods_tried, ungated, strict=True)
+    hits = np.stack([watch.hits(method, hits_of[form], raw) for method, form in pairs])
     budget = options.get("memory_budget", DEFAULT_MEMORY_BUDGET)
-    return Trial(settings, hits, raw, groups, queries, gallery, budget)
+    return Trial(settings, hits, counter.evaluation(), groups, queries, gallery, budget)
 
 
 def check_select(select: str) -> None:
@@ -363,61 +381,23 @@ def check_methods(
     return [name for name in dict.fromkeys(methods) if name != NO_CORRECTION]
 
 
-def _sweep(
-    settings: Sequence[Setting],
-    gallery: Embeddings,
-    queries: Embeddings,
-    truth: Truth,
-    **options: Any,
-) -> tuple[FloatArray, Evaluation]:
-    """Hits of every setting, shape ``(n_settings, n_queries)``, and the raw evaluation."""
-    methods = [setting.method for setting in settings]
-    watch = GateWatch(methods, settings[0].statistics, truth)
-    counter = Counter(truth, len(gallery))
-
-    def look(start: int, scores: FloatArray) -> None:
-        counter.look(start, scores)
-        watch.look(start, scores)
-
-    # A gated setting shares the sweep of its ungated form.
-    unique = {_ungated(setting.method): setting for setting in settings}
-    places = {method: place for place, method in enumerate(unique)}
-    corrections = [setting.correction for setting in unique.values()]
-    swept = sweep_hits(queries, gallery, truth, corrections, look=look, **options)
-    raw = swept[places[methods[0]]]
-    ungated = [swept[places[_ungated(method)]] for method in methods]
-    pairs = zip(methods, ungated, strict=True)
-    hits = np.stack([watch.hits(method, open_hits, raw) for method, open_hits in pairs])
-    return hits, counter.evaluation()
-
-
-def _ungated(method: Method) -> Method:
-    """The method that is applied to a query whose gates are all open."""
-    return replace(method, **method.variants[0].fixed)
-
-
 # --- choosing ------------------------------------------------------------------------------------
 
 
 def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[Any]) -> int:
     """Apply the one-standard-error rule to each method; return the best of these choices."""
-    choices = []
+    means, choices = hits.mean(axis=1, dtype=np.float64), []
     for name in dict.fromkeys(setting.name for setting in settings[1:]):
-        rows = [0, *(n for n, s in enumerate(settings) if s.name == name and n > 0)]
-        choices.append(_choose_within(settings, hits, clusters, rows))
-    return max(choices, key=lambda row: (hits[row].mean(dtype=np.float64), -row), default=0)
-
-
-def _choose_within(
-    settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[Any], rows: Sequence[int]
-) -> int:
-    # On a tie with no correction the cells stand in for the best: few queries tie easily.
-    best = max(rows, key=lambda row: (hits[row].mean(dtype=np.float64), row > 0, -row))
-    if best == 0:
-        return 0
-    near = [row for row in rows[1:] if is_near(hits[best], hits[row], clusters)]
-    far = dict(zip(near, _distances(settings, near, rows), strict=True))
-    return min(near, key=lambda row: (far[row], -hits[row].mean(dtype=np.float64), row))
+        rows = [row for row, setting in enumerate(settings) if row and setting.name == name]
+        # On a tie with no correction the cells stand in for the best: few queries tie easily.
+        best = max(rows, key=lambda row: (means[row], -row))
+        if means[best] < means[0]:
+            choices.append(0)
+        else:
+            near = [row for row in rows if is_near(hits[best], hits[row], clusters)]
+            far = dict(zip(near, _distances(settings, near, rows), strict=True))
+            choices.append(min(near, key=lambda row: (far[row], -means[row], row)))
+    return max(choices, key=lambda row: (means[row], -row), default=0)
 
 
 def _distances(
@@ -426,12 +406,12 @@ def _distances(
     """Steps of the grid between each near cell and the usual setting: automatic, or the middle."""
     first = settings[near[0]]
     if isinstance(first.method, NNN):
-        usual = automatic_nnn(first.statistics)
+        usual = NNN().resolve(first.statistics)[0]
         ks = np.array([settings[row].params["reference_k"] for row in near])
         weights = np.array([settings[row].method.weight for row in near])
         steps = np.abs(np.log2(ks / usual.reference_k)) + np.abs(weights - usual.weight) / 0.125
         return [float(far) for far in steps]
-    tried = [settings[row].params for row in rows if settings[row].params]
+    tried = [settings[row].params for row in rows]
     places = {
         name: {v: place for place, v in enumerate(sorted({params[name] for params in tried}))}
         for name in tried[0]

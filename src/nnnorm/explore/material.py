@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import evaluation
 from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
@@ -22,13 +23,6 @@ from nnnorm.datasets import load_shapes, read_scene
 from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.encoders import list_inputs, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning
-from nnnorm.evaluation import (
-    Truth,
-    open_truth,
-    read_truth,
-    warn_of_mismatched_bank,
-    warn_of_overlap,
-)
 from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
 from nnnorm.files import show_url
 from nnnorm.index import open_index
@@ -80,7 +74,7 @@ class Material:
     queries: Embeddings
     references: Embeddings
     bank: Bank | None = None  # the references, if they come from one
-    truth: Truth | None = None
+    truth: evaluation.Truth | None = None
     ids: npt.NDArray[Any] | None = None
     captions: Sequence[str] | None = None
     query_captions: Sequence[str] | None = None
@@ -94,6 +88,11 @@ class Material:
     options: Mapping[str, str] = field(default_factory=dict)
     examples: Sequence[str] = ()
     notes: Sequence[str] = ()
+
+    @property
+    def past_queries(self) -> Bank | Embeddings:
+        """The references as they were given."""
+        return self.references if self.bank is None else self.bank
 
     def name_item(self, item: int) -> str:
         """Return the id of an item, or its row number."""
@@ -134,7 +133,7 @@ def demo_material() -> Material:
         gallery=open_embeddings(shapes.gallery, name="gallery"),
         queries=open_embeddings(shapes.queries, name="queries"),
         references=open_embeddings(shapes.references, name="references"),
-        truth=open_truth(
+        truth=evaluation.open_truth(
             shapes.truth, n_queries=len(shapes.queries), n_gallery=len(shapes.gallery)
         ),
         captions=[shapes.describe(item) for item in range(len(scenes))],
@@ -195,10 +194,12 @@ def open_material(
         past = open_references(bank or cast(Any, source), normalize=normalize)
         right = None
         if truth is not None:
-            right = open_truth(read_truth(truth), n_queries=len(asked), n_gallery=len(items))
+            right = evaluation.open_truth(
+                evaluation.read_truth(truth), n_queries=len(asked), n_gallery=len(items)
+            )
         check_inputs(items, past, allow_gallery_rows=None, compare=False)
-        warn_of_overlap(past, asked)
-        warn_of_mismatched_bank(past, asked, items, right)
+        evaluation.warn_of_overlap(past, asked)
+        evaluation.warn_of_mismatched_bank(past, asked, items, right)
         if metadata is not None:
             columns |= _read_metadata(metadata, len(items))
         latest = None if fitted is None else asked

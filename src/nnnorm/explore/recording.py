@@ -106,7 +106,7 @@ class _Recording:
     def record(self, progress: Progress | None) -> None:
         """Ask for everything that the exported page shows."""
         about = self.views.about()
-        about.update(can_encode=False, filters={}, examples=[])
+        about.update(has_encode=False, filters={}, examples=[])
         known = (Served.name, "nnn")
         methods = [method for method in about["methods"] if method["name"] in known]
         about["methods"] = [{**one, "knobs": self._knobs(one)} for one in methods]

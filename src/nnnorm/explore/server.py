@@ -13,15 +13,15 @@ import os
 import socket
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from nnnorm.errors import NNNormError, NNNormWarning, require
 from nnnorm.explore.recording import STATIC, make_table
-from nnnorm.explore.session import MOST_ALPHA, Session, Setting
+from nnnorm.explore.session import Session, Setting
 from nnnorm.explore.views import Views, Which, pack
 from nnnorm.version import __version__
 
@@ -44,116 +44,70 @@ _REJECTED = {
     404: {"description": "There is no such picture."},
     422: {"description": "A wrong parameter, with what it should be."},
 }
-_Scope: TypeAlias = dict[str, Any]
-_Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
-_Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-class Guard:
-    """Checks every request before it is answered, and adds the headers of `_HEADERS`."""
-
-    def __init__(self, app: Any, host: str) -> None:
-        self._app, self._host = app, host.strip("[]")
-
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        """Answer a request."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-        if scope["type"] != "http":
-            return
-
-        async def send_with_headers(message: dict[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                extra = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", []), *extra]}
-            await send(message)
-
-        given = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        reason = self._reject({name.lower(): value for name, value in given.items()})
-        if reason is None:
-            await self._app(scope, receive, send_with_headers)
-            return
-        headers = [(b"content-type", b"application/json")]
-        await send_with_headers({"type": "http.response.start", "status": 403, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps({"detail": reason}).encode()})
-
-    def _reject(self, headers: dict[str, str]) -> str | None:
-        """The reason to reject a request, if there is one."""
-        host = headers.get("host", "")
-        if not self._is_ours(host):
-            shown = repr(host[:100])
-            return f"this explorer does not answer for the host {shown}; open what it printed"
-        if headers.get("origin") not in (None, f"http://{host}", f"https://{host}"):
-            return "this explorer answers its own page only; got a request of another origin"
-        is_elsewhere = headers.get("sec-fetch-site") == "cross-site"
-        if is_elsewhere and headers.get("sec-fetch-mode") != "navigate":
-            return "this explorer answers its own page only; got a request of another site"
-        return None
-
-    def _is_ours(self, host: str) -> bool:
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").lower()
-        except ValueError:
-            return False
-        if name in _LOOPBACK or self._host in _LOOPBACK:
-            return name in _LOOPBACK
-        # A name can be made to lead here by its owner; an address can't.
-        return name in (self._host, socket.gethostname().lower()) or _is_address(name)
+def _reject(headers: Mapping[str, str], own: str) -> str | None:
+    """The reason to reject a request, if there is one."""
+    host = headers.get("host", "")
+    if not _is_ours(host, own.strip("[]")):
+        shown = repr(host[:100])
+        return f"this explorer does not answer for the host {shown}; open what it printed"
+    if headers.get("origin") not in (None, f"http://{host}", f"https://{host}"):
+        return "this explorer answers its own page only; got a request of another origin"
+    is_elsewhere = headers.get("sec-fetch-site") == "cross-site"
+    if is_elsewhere and headers.get("sec-fetch-mode") != "navigate":
+        return "this explorer answers its own page only; got a request of another site"
+    return None
 
 
-def _is_address(name: str) -> bool:
+def _is_ours(host: str, own: str) -> bool:
     try:
-        return bool(ipaddress.ip_address(name))
+        name = (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
         return False
-
-
-# --- addresses -----------------------------------------------------------------------------------
-
-
-class _File(NamedTuple):
-    """Bytes to send; with a name they are saved to a file."""
-
-    data: bytes
-    media_type: str = "application/octet-stream"
-    name: str | None = None
-    cache: str = "no-store"
-
-
-class _MissingPictureError(NNNormError):
-    """There are no pictures."""
+    if name in _LOOPBACK or own in _LOOPBACK:
+        return name in _LOOPBACK
+    # A name can be made to lead here by its owner; an address can't.
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
+    return name in (own, socket.gethostname().lower())
 
 
 class _Files:
     """Pictures and exports, one method per address."""
 
-    def __init__(self, views: Views) -> None:
-        self._views, self._session = views, views.session
+    def __init__(self, views: Views, respond: Callable[..., Any]) -> None:
+        self._views, self._session, self._respond = views, views.session, respond
 
-    def picture(self, item: int) -> _File:
+    def picture(self, item: int) -> Any:
         """Send the thumbnail of an item; a placeholder if its picture is broken."""
         if self._session.thumbnails is None:
-            raise _MissingPictureError("the items have no pictures; give --images")
+            missing = json.dumps({"detail": "the items have no pictures; give --images"})
+            return self._respond(missing, status_code=404, media_type="application/json")
         self._views.items([item])  # raises if there is no such item
         found = self._session.thumbnails.get(item)
         # A picture does not change while the explorer runs; a broken one may be repaired.
         cache = "private, max-age=3600" if found.is_whole else "no-store"
-        return _File(found.data, found.media_type, cache=cache)
+        headers = {"cache-control": cache}
+        return self._respond(found.data, media_type=found.media_type, headers=headers)
 
-    def bias(self, method: Setting) -> _File:
+    def bias(self, method: Setting) -> Any:
         """Send the bias of a setting, for `nnnorm search --bias`."""
-        return _File(self._session.save_bias(method), name="bias.safetensors")
+        return self._attach(self._session.save_bias(method), "bias.safetensors")
 
-    def outliers(self) -> _File:
+    def outliers(self) -> Any:
         """Send the ids that `nnnorm scan` would remove, one per line, for `nnnorm index delete`."""
         text = "".join(f"{one}\n" for one in self._session.scan.wait().to_remove)
-        return _File(text.encode(), "text/plain", "outliers.txt")
+        return self._attach(text, "outliers.txt", "text/plain")
 
-    def table(self, method: Setting) -> _File:
+    def table(self, method: Setting) -> Any:
         """Send the items of the map as parquet, for Embedding Atlas."""
-        return _File(make_table(self._views, method), name="items.parquet")
+        return self._attach(make_table(self._views, method), "items.parquet")
+
+    def _attach(self, data: Any, name: str, kind: str = "application/octet-stream") -> Any:
+        named = {"content-disposition": f'attachment; filename="{name}"'}
+        headers = {**named, "cache-control": "no-store"}
+        return self._respond(data, media_type=kind, headers=headers)
 
 
 def make_app(session: Session, host: str = "127.0.0.1") -> Any:
@@ -166,8 +120,28 @@ def make_app(session: Session, host: str = "127.0.0.1") -> Any:
         redoc_url=None,
         lifespan=_limit_threads,
     )
+
+    async def guard(request: Any, answer: Callable[[Any], Awaitable[Any]]) -> Any:
+        reason = _reject(request.headers, host)
+        found = await answer(request) if reason is None else fail(403, reason)
+        found.headers.update(_HEADERS)
+        return found
+
+    def fail(status: int, reason: str) -> Any:
+        return responses.JSONResponse({"detail": reason}, status_code=status)
+
+    def explain(_: Any, error: Any) -> Any:
+        """Say in one sentence what the first wrong parameter should be."""
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"][1:]) or "the request"
+        got = repr(first.get("input"))[:80]
+        return fail(422, f"{name}: {first['msg'].lower()}; got {got}")
+
+    app.middleware("http")(guard)
+    app.add_exception_handler(NNNormError, lambda _, error: fail(422, str(error)))
+    app.add_exception_handler(fastapi.exceptions.RequestValidationError, explain)
     views = Views(session)
-    files = _Files(views)
+    files = _Files(views, responses.Response)
     answers: dict[str, Callable[..., Any]] = {
         **views.paths,
         "picture": files.picture,
@@ -183,41 +157,28 @@ def make_app(session: Session, host: str = "127.0.0.1") -> Any:
             responses=_REJECTED,
             response_class=responses.Response,
         )
-
-    def reject(request: Any, error: NNNormError) -> Any:
-        status = 404 if isinstance(error, _MissingPictureError) else 422
-        return responses.JSONResponse({"detail": str(error)}, status_code=status)
-
-    def explain(request: Any, error: Any) -> Any:
-        """Say in one sentence what the first wrong parameter should be."""
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"][1:]) or "the request"
-        got = repr(first.get("input"))[:80]
-        return reject(request, NNNormError(f"{name}: {first['msg'].lower()}; got {got}"))
-
-    app.add_exception_handler(NNNormError, reject)
-    app.add_exception_handler(fastapi.exceptions.RequestValidationError, explain)
     for path, page in (("/", "index.html"), ("/docs", "docs.html")):
         app.add_route(path, lambda _, page=page: responses.FileResponse(STATIC / page))
-    files_of = require("fastapi.staticfiles", "explore").StaticFiles
-    app.mount("/static", files_of(directory=STATIC), name="static")
-    return Guard(app, host)
+    static = require("fastapi.staticfiles", "explore").StaticFiles
+    app.mount("/static", static(directory=STATIC), name="static")
+    return app
 
 
 def _limit_parameters(query: Any, depends: Any, session: Session) -> dict[str, Any]:
     """The types and limits of parameters by their names, as FastAPI reads them."""
     whole = query(ge=0, le=2**31 - 1)
-    finite = {"ge": 0, "allow_inf_nan": False}
+    # `Session.open_method` has the limits of settings, which depend on the data.
+    number = Annotated[float | None, query(allow_inf_nan=False)]
     filters = Annotated[list[str], query(max_length=8, description="column=value")]
 
     def open_setting(
         method: Annotated[
             str, query(description="One of `methods` in /api/about.", max_length=20)
         ] = "nnn",
-        reference_k: Annotated[int | None, query(ge=1, le=2**31 - 1)] = None,
-        alpha: Annotated[float | None, query(le=MOST_ALPHA, **finite)] = None,
-        weight: Annotated[float | None, query(le=1000, **finite)] = None,
-        beta: Annotated[float | None, query(le=1000, **finite)] = None,
+        reference_k: int | None = None,
+        alpha: number = None,
+        weight: number = None,
+        beta: number = None,
         center: bool | None = None,
     ) -> Setting:
         params = {"reference_k": reference_k, "alpha": alpha, "weight": weight, "beta": beta}
@@ -261,11 +222,8 @@ def _with_limits(answer: Callable[..., Any], limits: Mapping[str, Any], response
 
     def respond(**given: Any) -> Any:
         found = answer(**given)
-        if isinstance(found, _File):
-            headers = {"cache-control": found.cache}
-            if found.name is not None:
-                headers["content-disposition"] = f'attachment; filename="{found.name}"'
-            return responses.Response(found.data, media_type=found.media_type, headers=headers)
+        if not isinstance(found, dict):
+            return found
         if any(isinstance(value, np.ndarray) for value in found.values()):
             return responses.Response(pack(found), media_type="application/octet-stream")
         return responses.JSONResponse(found)

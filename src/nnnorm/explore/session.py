@@ -23,7 +23,7 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import UniqueRows
 from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation import Scan, Tuning, count_occurrences, scan, tune
+from nnnorm.evaluation import Scan, Tuning, clusters_of, count_occurrences, scan, tune
 from nnnorm.explore.candidates import Answer, Candidates
 from nnnorm.explore.material import Material, Served
 from nnnorm.explore.pictures import Thumbnails
@@ -143,8 +143,8 @@ class Session:
         self.chosen = draw_some(len(material.queries), most, seed)
         self.queries = _in_memory(material.queries, self.chosen)
         self.truth = None if material.truth is None else material.truth.some_queries(self.chosen)
-        given = material.references if material.bank is None else material.bank
-        unique = use_references(given, material.references, progress=progress)
+        self.clusters = None if self.truth is None else clusters_of(self.truth)
+        unique = use_references(material.past_queries, material.references, progress=progress)
         self.unique = cast(UniqueRows, unique)
         self.statistics = Statistics.of_embeddings(material.gallery, self.unique, progress=progress)
         resolved, _ = NNN(alpha=0.0).resolve(self.statistics)
@@ -289,12 +289,9 @@ class Session:
         taken = self.count_first(None)[self.first(None)[np.isin(self.chosen, won)]]
         return int(won[taken.argmax()])
 
-    def score(self, row: FloatArray, setting: Setting | None) -> FloatArray:
-        """Return the scores of one query with all items, shape ``(n_gallery,)``."""
-        return self._score(row.tobytes(), setting)
-
     @kept(32)
-    def _score(self, row: bytes, setting: Setting | None) -> FloatArray:
+    def score(self, row: bytes, setting: Setting | None) -> FloatArray:
+        """Return the scores of one query, the bytes of its row, with all items."""
         bias = None if setting is None else self.bias_for(setting)
         return score_matrix(np.frombuffer(row, np.float32)[None, :], self.gallery, bias)[0]
 
@@ -320,8 +317,7 @@ class Session:
 
     def _scan(self) -> Scan:
         material = self.material
-        given = material.references if material.bank is None else material.bank
-        return scan(material.gallery, given, ids=cast(Any, material.ids))
+        return scan(material.gallery, material.past_queries, ids=cast(Any, material.ids))
 
     def _tune(self) -> Tuning | None:
         """R@1 of a grid of settings on the queries of the sample."""

@@ -14,23 +14,22 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import evaluation
 from nnnorm.dedup import NEAR_COPY, Deduplicator
 from nnnorm.embeddings import ScoreMatrix, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation import (
-    clusters_of,
-    evaluate_ranking,
-    expect_occurrences,
-    interval_of_difference,
-    interval_of_mean,
-    measure_drift,
-    measure_hubness,
-    robust_z,
-)
 from nnnorm.explore.material import Served
-from nnnorm.explore.session import BoolArray, FloatArray, IntArray, Session, Setting, kept
+from nnnorm.explore.session import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Session,
+    Setting,
+    draw_some,
+    kept,
+)
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
-from nnnorm.methods import describe_setting
+from nnnorm.methods import label_method
 from nnnorm.ranking import search
 from nnnorm.scoring import Matrix, top_k
 from nnnorm.version import __version__
@@ -39,6 +38,12 @@ Which = Literal["any", "won", "lost"]
 View: TypeAlias = dict[str, Any]
 Where: TypeAlias = Mapping[str, str]
 _ANYWHERE: Where = {}
+_PATHS = (
+    *("about", "queries", "search", "hubs", "hub", "hub/now", "copies", "scan"),
+    *("quality", "grid", "map", "map/values", "items", "bank"),
+)
+# What may be missing, and changes what the page offers.
+_OPTIONAL = ("truth", "captions", "query_captions", "pictures", "encode")
 N_HUBS = 30
 # The verdict on items if the inputs are too small for `scan`.
 NOT_SCANNED = "not scanned"
@@ -99,22 +104,7 @@ class Views:
     @property
     def paths(self) -> dict[str, Callable[..., View]]:
         """The views by the path that the page asks for."""
-        return {
-            "about": self.about,
-            "queries": self.queries,
-            "search": self.search,
-            "hubs": self.hubs,
-            "hub": self.hub,
-            "hub/now": self.hub_now,
-            "copies": self.copies,
-            "scan": self.scan,
-            "quality": self.quality,
-            "grid": self.grid,
-            "map": self.map,
-            "map/values": self.map_values,
-            "items": self.items,
-            "bank": self.bank,
-        }
+        return {path: getattr(self, path.replace("/", "_")) for path in _PATHS}
 
     # --- what there is ---------------------------------------------------------------------------
 
@@ -129,10 +119,7 @@ class Views:
             "n_references": session.unique.n_rows,
             "n_unique": len(session.unique),
             "dim": material.gallery.dim,
-            "has_truth": material.truth is not None,
-            "has_pictures": material.pictures is not None,
-            "can_encode": material.encode is not None,
-            "has_query_captions": material.query_captions is not None,
+            **{f"has_{name}": getattr(material, name) is not None for name in _OPTIONAL},
             "is_demo": not material.options,
             "served": None if material.served is None else material.served.describe(),
             "examples": list(material.examples),
@@ -142,7 +129,7 @@ class Views:
             "methods": [
                 {
                     "name": name,
-                    "label": _label(session.open_method(name, {})),
+                    "label": Served.label if name == Served.name else label_method(name),
                     "knobs": [vars(knob) for knob in session.knobs(name)],
                 }
                 for name in session.offered
@@ -163,10 +150,8 @@ class Views:
                 raise NNNormError("the queries have no texts; give --query-captions")
             has_all = [all(word in texts[row].lower() for word in words) for row in rows.tolist()]
             rows = rows[np.array(has_all, dtype=bool)]
-        some = rows
-        if len(rows) > k:
-            some = np.random.default_rng(seed).choice(rows, k, replace=False)
-        return {"n_found": len(rows), "queries": self.list_queries(some)}
+        drawn = rows[draw_some(len(rows), k, seed)]
+        return {"n_found": len(rows), "queries": self.list_queries(drawn)}
 
     def list_queries(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
         """Return queries by number, with their texts."""
@@ -186,21 +171,14 @@ class Views:
 
     def _automatic(self) -> dict[str, Any]:
         params = self.session.automatic.params
-        names = ("reference_k", "alpha", "center", "reliability", "density")
+        names = ("reference_k", "alpha", "center", "reliability")
         return {name: params.get(name) for name in names}
 
     def _setting(self, method: Setting) -> dict[str, Any]:
         """What the controls show, and the commands that make the same bias."""
-        params = self.session.resolved(method)
-        if isinstance(method, Served):
-            text = method.describe()
-        else:
-            text = describe_setting(method.name, params, ", ", " = ")
         return {
             "method": method.name,
-            "label": _label(method),
-            "params": params,
-            "text": text,
+            "params": self.session.resolved(method),
             "commands": self._commands(method),
         }
 
@@ -220,11 +198,13 @@ class Views:
             return [f"nnnorm index search {shlex.quote(method.url)} --queries {queries}{weight}"]
         chosen = f"--method {method.name}"
         for name, value in method.params.items():
-            flag = name.replace("_", "-")
-            if isinstance(value, bool):
-                chosen += f" --{'' if value else 'no-'}{flag}"
-            elif value != "auto":
-                chosen += f" --{flag} {value:g}"
+            if value == "auto":
+                continue
+            is_word = isinstance(value, (bool, str))
+            shown = str(value).lower() if is_word else f"{value:g}"
+            is_option = name in ("reference_k", "alpha")
+            chosen += f" --{name.replace('_', '-')} " if is_option else f" --set {name}="
+            chosen += shown
         if not method.is_automatic:
             chosen += " --duplicates drop"  # as the explorer itself does
         end = {"yes": " --normalize", "no": " --no-normalize", "": ""}[options["normalize"]]
@@ -249,7 +229,7 @@ class Views:
         right = [one for one in all_right if mask[one]]
         n_items = int(mask.sum())
         raw, corrected = (
-            np.where(mask, self.session.score(row, some), np.float32(-np.inf))
+            np.where(mask, self.session.score(row.tobytes(), some), np.float32(-np.inf))
             for some in (None, method)
         )
         before, before_scores = _best(raw, min(k, n_items))
@@ -322,11 +302,9 @@ class Views:
         is_ready = session.scan.is_ready  # before the verdicts: the page asks again until it is
         return {
             "setting": self._setting(method),
-            "n_queries": n_queries,
-            "n_items": n_items,
             "n_uncertain": session.rank(method).n_uncertain,
-            "before": measure_hubness(was).to_dict(),
-            "after": measure_hubness(now).to_dict(),
+            "before": evaluation.measure_hubness(was).to_dict(),
+            "after": evaluation.measure_hubness(now).to_dict(),
             "n_never_before": int(was_never.sum()),
             "n_never": int(is_never.sum()),
             "n_back": int(is_back.sum()),
@@ -336,12 +314,12 @@ class Views:
             **self.items([*hubs, *never, *back]),
             "histogram_before": np.bincount(was, minlength=most + 1),
             "histogram_after": np.bincount(now, minlength=most + 1),
-            "expected": expect_occurrences(n_queries, n_items, most),
+            "expected": evaluation.expect_occurrences(n_queries, n_items, most),
             "hubs": hubs,
             "hub_before": was[hubs],
             "hub_after": now[hubs],
             "hub_wrong": wrong_share,
-            "hub_z": robust_z(bias.values)[hubs],
+            "hub_z": evaluation.robust_z(bias.values)[hubs],
             "hub_bias": bias.correction[hubs],
             "never": never,
             "back": back,
@@ -357,10 +335,8 @@ class Views:
         is_ready = self.session.scan.is_ready
         ((verdict, reasons),) = self.verdicts([item])
         return {
-            "item": item,
             "n_before": len(taken),
             "n_wrong": None if self.session.truth is None else len(wrong),
-            "n_shown": sum(map(len, groups)),
             "verdict": verdict,
             "reasons": reasons,
             "scan_is_ready": is_ready,
@@ -380,7 +356,7 @@ class Views:
             "n_after": int((first == item).sum()),
             "n_freed": int((first[wrong] != item).sum()),
             "bias": float(bias.correction[item]),
-            "bias_z": float(robust_z(bias.values)[item]),
+            "bias_z": float(evaluation.robust_z(bias.values)[item]),
             "now": first[rows],
             "now_is_right": self._is_right(first)[rows],
         }
@@ -396,8 +372,7 @@ class Views:
         first = session.first(None)
         is_taken = first == item
         wrong = np.flatnonzero(is_taken & ~self._is_right(first))
-        shown = np.random.default_rng(session.seed).permutation(wrong)[:_N_WRONG]
-        shown.sort()
+        shown = wrong[draw_some(len(wrong), _N_WRONG, session.seed)]
         rows = session.queries.take(shown)
         slots = Deduplicator(rows.__getitem__).add(rows).slots if len(rows) else shown
         groups = [shown[slots == slot] for slot in np.unique(slots)]
@@ -410,8 +385,8 @@ class Views:
 
     def _draw(self, mask: BoolArray) -> IntArray:
         """Some of the items of a mask, drawn at random."""
-        items = np.random.default_rng(self.session.seed).permutation(np.flatnonzero(mask))
-        return np.sort(items[:_N_SHOWN])
+        items = np.flatnonzero(mask)
+        return items[draw_some(len(items), _N_SHOWN, self.session.seed)]
 
     def verdicts(self, items: Iterable[Any]) -> list[tuple[str, list[str]]]:
         """Return what `scan` says about items, with reasons, if it is done and was possible."""
@@ -460,14 +435,8 @@ class Views:
         }
 
     def scan(self) -> View:
-        """Show the verdicts of `nnnorm scan`, once they are there."""
-        if not self.session.scan.is_ready:
-            return {"ready": False}
-        found = self.session.scan.result()
-        if found is None:
-            return {"ready": True, "is_scanned": False, "outliers": []}
-        items = self.items(one.item for one in found.outliers)
-        return {"ready": True, "is_scanned": True, **found.to_dict(), **items}
+        """Tell whether `nnnorm scan` is done, so that hubs have verdicts."""
+        return {"ready": self.session.scan.is_ready}
 
     # --- quality ---------------------------------------------------------------------------------
 
@@ -477,21 +446,17 @@ class Views:
         session, setting = self.session, self._setting(method)
         if session.truth is None:
             return {"has_truth": False, "setting": setting}
-        answer, n_items = session.rank(method), len(session.gallery)
-        raw, done = (
-            evaluate_ranking(session.rank(some).ranking, session.truth, n_gallery=n_items)
-            for some in (None, method)
-        )
-        clusters, rows = clusters_of(session.truth), []
+        clusters, rows = session.clusters, []
+        raw, done = self._evaluate(None), self._evaluate(method)
         for k in [k for k in (1, 5, 10) if k <= raw.depth]:
             was, now = raw.hits(k), done.hits(k)
-            drawn = {"n_resamples": _N_RESAMPLES}
+            gain = evaluation.interval_of_difference(now, was, clusters, n_resamples=_N_RESAMPLES)
             rows.append(
                 {
                     "k": k,
-                    "before": vars(interval_of_mean(was, clusters, **drawn)),
-                    "after": vars(interval_of_mean(now, clusters, **drawn)),
-                    "gain": vars(interval_of_difference(now, was, clusters, **drawn)),
+                    "before": self._recall(None, k),
+                    "after": self._recall(method, k),
+                    "gain": vars(gain),
                     "n_gained": int((now > was).sum()),
                     "n_lost": int((now < was).sum()),
                 }
@@ -499,10 +464,19 @@ class Views:
         return {
             "has_truth": True,
             "setting": setting,
-            "n_queries": len(session.queries),
-            "n_uncertain": answer.n_uncertain,
+            "n_uncertain": session.rank(method).n_uncertain,
             "recalls": rows,
         }
+
+    @kept(16)
+    def _evaluate(self, method: Setting | None) -> evaluation.Evaluation:
+        ranking, n_items = self.session.rank(method).ranking, len(self.session.gallery)
+        return evaluation.evaluate_ranking(ranking, self.session.truth, n_gallery=n_items)
+
+    @kept(64)
+    def _recall(self, method: Setting | None, k: int) -> dict[str, float]:
+        hits, clusters = self._evaluate(method).hits(k), self.session.clusters
+        return vars(evaluation.interval_of_mean(hits, clusters, n_resamples=_N_RESAMPLES))
 
     def grid(self) -> View:
         """Show R@1 of a grid of k and α, once it is there."""
@@ -516,8 +490,6 @@ class Views:
             "ready": True,
             "has_truth": True,
             "uncorrected": tuning.uncorrected.recall_at_1,
-            "best": dict(tuning.best_by_rule.params),
-            "highest": dict(tuning.best_by_maximum.params),
             "cells": [{**cell.params, "recall_at_1": cell.recall_at_1} for cell in cells],
         }
 
@@ -530,7 +502,6 @@ class Views:
         items, places = self.session.map.wait()
         return {
             "ready": True,
-            "n_items": len(self.session.gallery),
             "ids": [self.material.name_item(int(item)) for item in items],
             "map_items": items,
             "x": places[:, 0],
@@ -548,7 +519,6 @@ class Views:
             "ready": True,
             "setting": self._setting(method),
             "bias": bias.correction[items],
-            "z": robust_z(bias.values)[items],
             "before": session.count_first(None)[items],
             "after": session.count_first(method)[items],
             "is_kept": session.mask(where)[items],
@@ -559,13 +529,13 @@ class Views:
         """Show the unique past queries, how well they match the queries, and any drift."""
         session, material, unique = self.session, self.material, self.session.unique
         asked = session.queries
-        if session.truth is not None:  # captions of one item are closer to each other than to these
-            asked = asked.subset(np.unique(clusters_of(session.truth), return_index=True)[1])
+        if session.clusters is not None:  # texts of one item are closer to each other than to these
+            asked = asked.subset(np.unique(session.clusters, return_index=True)[1])
         z = mismatch_z(material.references, asked)
         drift = None
         if material.corrector is not None and material.recent is not None:
             try:
-                drift = measure_drift(material.corrector, material.recent).to_dict()
+                drift = evaluation.measure_drift(material.corrector, material.recent).to_dict()
             except NNNormError as error:  # the rest of the view does not need it
                 drift = {"error": str(error)}
         texts = material.reference_captions
@@ -585,10 +555,6 @@ class Views:
             ],
             "automatic": self._automatic(),
         }
-
-
-def _label(method: Setting) -> str:
-    return method.label if isinstance(method, Served) else method.variant.label
 
 
 def _check_below(what: str, number: int, n_rows: int) -> None:

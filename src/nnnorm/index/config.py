@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nnnorm.augmentation import Augmentation
-from nnnorm.bias import Bias, Popularity, check_correction
+from nnnorm.bias import Bias, Popularity, check_correction, check_weight
 from nnnorm.corrector import Corrector
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
@@ -154,9 +154,16 @@ class IndexConfig:
             return None
         return (queries / norms[:, None]).astype(np.float32)
 
+    def use_weight(self, weight: float | None) -> float:
+        """Return a weight that replaces the corrector's, or raise if float32 can't hold it."""
+        if weight is None:
+            return self.weight
+        used = check_weight(weight)
+        check_correction(used, [self.lowest, self.highest])
+        return used
+
     def transform_queries(self, rows: FloatArray, weight: float) -> FloatArray:
-        """Return what the engine is asked, or raise if float32 can't hold the correction."""
-        check_correction(weight, [self.lowest, self.highest])
+        """Return what the engine is asked."""
         if self.mode == "column":
             return rows
         return self._rotate(self._augmentation.extend_queries(rows, weight))

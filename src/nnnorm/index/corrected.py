@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnnorm.bias import Popularity, check_weight
+from nnnorm.bias import Popularity
 from nnnorm.corrector import Corrector
 from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError, warn
@@ -165,11 +165,10 @@ class CorrectedIndex:
             raise NNNormError(f"{self.backend.engine} returns at most {most} hits; got k={k}")
         if filter is not None and not self.backend.filters:
             raise NNNormError(f"{self.backend.engine} has no filters; leave out the filter")
-        given = None if weight is None else check_weight(weight)
         rows = self.config.open_queries(queries, self.backend.name)
         while True:
             version, config = state = self._state
-            used = config.weight if given is None else given
+            used = config.use_weight(weight)
             asked = config.transform_queries(rows, used)
             in_column = used if config.mode == "column" else None
             try:
@@ -209,7 +208,7 @@ class CorrectedIndex:
         """Return the vectors to send with the engine's own client, shape ``(n_queries, width)``."""
         config = self.config
         rows = config.open_queries(queries, self.backend.name)
-        return config.transform_queries(rows, config.weight if weight is None else weight)
+        return config.transform_queries(rows, config.use_weight(weight))
 
     def scan(self) -> Iterator[Items]:
         """Yield all items with the rows that were given, their bias and metadata, in batches."""

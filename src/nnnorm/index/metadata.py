@@ -144,12 +144,11 @@ def gather(rows: Sequence[Sequence[tuple[Any, float]]]) -> Hits:
     """Make hits of ``(id, score)`` pairs per query."""
     widest = max(map(len, rows), default=0)
     is_text = any(isinstance(own, str) for row in rows for own, _ in row[:1])
-    ids = np.full((len(rows), widest), "" if is_text else -1, dtype=object)
-    scores = np.full((len(rows), widest), -np.inf, dtype=np.float32)
-    for row, found in enumerate(rows):
-        for place, (own, score) in enumerate(found):
-            ids[row, place], scores[row, place] = own, score
-    return Hits(ids.astype(str if is_text else np.int64), scores)
+    missing = ("" if is_text else -1, -np.inf)
+    full = [[*row, *[missing] * (widest - len(row))] for row in rows]
+    ids = np.array([own for row in full for own, _ in row], dtype=str if is_text else np.int64)
+    scores = np.array([score for row in full for _, score in row], dtype=np.float32)
+    return Hits(ids.reshape(len(rows), widest), scores.reshape(len(rows), widest))
 
 
 def to_ids(ids: Sequence[Any]) -> Ids:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from nnnorm.bias import check_weight
 from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError
 from nnnorm.index.backend import Backend, FloatArray, Ids
@@ -100,7 +99,7 @@ def verify_index(
         problems = _check_bias(index, rows, values)
         if gallery is not None:
             problems += _check_rows(index, stored, rows, gallery, ids)
-        used = config.weight if weight is None else check_weight(weight)
+        used = config.use_weight(weight)
         asked = config.open_queries(queries, index.backend.name)
         some = np.random.default_rng(seed).permutation(len(asked))[:sample]
         asked = asked[np.sort(some)]

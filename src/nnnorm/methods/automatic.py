@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.approximate import Sample
+from nnnorm.approximate import Sample, processor_time
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, top_k
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -108,7 +108,9 @@ def measure(
     some = scores.some_rows(items)
     # The best of each half are among the best of the whole: twice as many, and a margin.
     n_best = min(n_references, 2 * reference_k + 64)
+    started = processor_time()
     best, indices = top_k(some, n_best, memory_budget=memory_budget)
+    seconds = processor_time() - started
     reliability = _split_half_reliability(best, indices, n_references, reference_k)
     if not isinstance(some, Products) or not isinstance(raw, Products):
         return Evidence(reliability)
@@ -128,7 +130,7 @@ def measure(
         _correlation(means, density),
         _coverage((queries @ others.T).argmax(axis=1), len(candidates)),
         _spread(means, float((rows @ queries.T).std()), density, of_items),
-        Sample(items, means.astype(np.float32)),
+        Sample(items, means.astype(np.float32), seconds),
     )
 
 

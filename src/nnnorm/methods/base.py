@@ -30,7 +30,7 @@ from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
 from nnnorm.methods.automatic import is_mismatched
 from nnnorm.methods.statistics import BankName, Statistics
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, one_blas_thread
 from nnnorm.solvers import Solver, check_solver
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -63,8 +63,8 @@ class Method(ABC):
 
     def __new__(cls, *_: Any, **params: Any) -> "Method":
         """Make an empty record; its generated ``__init__`` would call `k` an unexpected keyword."""
-        names = [part.name for part in fields(cls)]
-        if unknown := [param for param in params if param not in names]:
+        names = list(cls.__dataclass_fields__)
+        if unknown := sorted(params.keys() - names):
             meant = "reference_k" if unknown[0] in ("k", "n_neighbors") else ""
             hint = f"did you mean {meant!r}?" if meant in names else f"it has {', '.join(names)}"
             raise NNNormError(f"{cls.__name__} has no argument {unknown[0]!r}; {hint}")
@@ -105,7 +105,7 @@ class Method(ABC):
     def variant(self) -> Variant:
         """The name that these parameters go by."""
         for variant in self.variants:
-            if all(getattr(self, name) == value for name, value in variant.fixed.items()):
+            if variant.fixed.items() <= vars(self).items():
                 break
         return variant
 
@@ -140,17 +140,21 @@ class Method(ABC):
         statistics.prepare([self])
         statistics.about = {}
         values = self.values(statistics)
+        about = {**(chosen or {}), **statistics.about, **statistics.counted}
+        gates = []
+        for bank, part in zip(self.gated_by, self.parts(statistics), strict=False):
+            gates.append(Gate(part, statistics.activation_set(bank)))
         provenance = dict(statistics.provenance)
-        if self.gallery_bank == "unused" and "fingerprints" in provenance:
-            prints = provenance["fingerprints"].items()
-            provenance["fingerprints"] = {k: v for k, v in prints if k != "gallery_references"}
-        gates = zip(self.gated_by, self.parts(statistics) if self.gated_by else (), strict=False)
+        prints = dict(provenance.pop("fingerprints", {}))
+        if self.gallery_bank == "unused":
+            prints.pop("gallery_references", None)
         return Bias(
             values=np.asarray(values, dtype=np.float32),
             weight=self.weight,
             method=self.name,
-            params={**self.params, **(chosen or {}), **statistics.about, **statistics.counted},
-            gates=tuple(Gate(part, statistics.activation_set(bank)) for bank, part in gates),
+            params={**self.params, **about},
+            gates=tuple(gates),
+            fingerprints=prints,
             **provenance,
         )
 
@@ -220,7 +224,8 @@ class Method(ABC):
         items, past, bank = self.open_inputs(
             gallery, references, gallery_references, solver, quality, normalize
         )
-        check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
+        with one_blas_thread():  # threads would wait for each other longer than they multiply
+            check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
         duplicates = self.duplicates_for(references, duplicates)
         statistics = Statistics.of_embeddings(
             items,

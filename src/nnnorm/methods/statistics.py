@@ -14,19 +14,30 @@ costs no more than one fit.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.dedup import References, count_params, count_references, describe_size, used_rows
+from nnnorm.dedup import References, UniqueRows, count_params, describe_size
 from nnnorm.embeddings import Embeddings, ScoreMatrix, check_same_dim
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
 from nnnorm.methods.automatic import Evidence, measure
 from nnnorm.methods.transport import transport_biases
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, Scores, scan, top_k
+from nnnorm.scoring import (
+    DEFAULT_MEMORY_BUDGET,
+    Matrix,
+    Products,
+    Scores,
+    one_blas_thread,
+    scan,
+    top_k,
+)
 from nnnorm.solvers import Solver, compute_means
+
+if TYPE_CHECKING:
+    from nnnorm.methods.base import Method
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -52,21 +63,6 @@ class _Transport:
 
 
 _Request: TypeAlias = _Mean | _Log | _Transport
-
-
-class Formula(Protocol):
-    """A method, as far as `Statistics.prepare` is concerned."""
-
-    @property
-    def name(self) -> str:
-        """The command-line name."""
-
-    def parts(self, statistics: "Statistics") -> list[FloatArray]:
-        """The terms that add up to the values."""
-
-    @property
-    def gated_by(self) -> tuple[BankName, ...]:
-        """The banks whose activation sets it needs."""
 
 
 class Statistics:
@@ -96,7 +92,9 @@ class Statistics:
         self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
         self.about: dict[str, Any] = {}
         self.solver: Solver = solver
-        self._center, self._quality = center, quality
+        self._quality = quality
+        if center is not None:
+            self.center = center
         self._kept: dict[_Request, tuple[FloatArray, dict[str, Any]]] = {}
         self._evidence: dict[tuple[int, bool], Evidence] = {}
         self._active: dict[BankName, BoolArray] = {}
@@ -112,7 +110,11 @@ class Statistics:
         **options: Any,
     ) -> "Statistics":
         """Statistics of the products of embeddings."""
-        rows = used_rows(references)
+        if isinstance(references, UniqueRows):
+            rows, n_given = references.embeddings, references.n_rows
+            counted = count_params(references)
+        else:
+            rows, n_given, counted = references, len(references), {}
         prints = {"gallery": gallery.fingerprint, "references": references.fingerprint}
         if gallery_references is not None:
             check_same_dim(gallery, gallery_references)
@@ -120,8 +122,8 @@ class Statistics:
         return cls(
             Products(gallery, rows, memory_budget=memory_budget),
             gallery_references,
-            n_references=count_references(references),
-            counted=count_params(references),
+            n_references=n_given,
+            counted=counted,
             dim=gallery.dim,
             fingerprints=prints,
             reference_norms=rows.norm_range,
@@ -129,12 +131,10 @@ class Statistics:
             **options,
         )
 
-    @property
+    @cached_property
     def center(self) -> npt.NDArray[np.float32]:
         """What is subtracted from the items if they are centered: by default their mean."""
-        if self._center is None:
-            self._center = self.scores.center()
-        return self._center
+        return self.scores.center()
 
     @cached_property
     def gallery_scores(self) -> Scores:
@@ -215,7 +215,9 @@ class Statistics:
             self.check_reference_k(reference_k)
             scores = self.centered_scores if is_centered else self.scores
             budget = self.options["memory_budget"]
-            self._evidence[key] = measure(scores, self.scores, reference_k, memory_budget=budget)
+            with one_blas_thread():
+                found = measure(scores, self.scores, reference_k, memory_budget=budget)
+            self._evidence[key] = found
         return self._evidence[key]
 
     def check_reference_k(self, reference_k: int) -> None:
@@ -229,9 +231,11 @@ class Statistics:
 
     # --- computing ---------------------------------------------------------------------------
 
-    def prepare(self, methods: Iterable[Formula]) -> None:
+    def prepare(self, methods: Iterable["Method"]) -> None:
         """Compute what the formulas of several settings ask for, in one pass over each bank."""
-        asked = (request for method in methods for request in _Asked(method, self).requests)
+        asked: list[_Request] = []
+        for method in methods:
+            asked += _Asked(method, self).requests
         self._compute(dict.fromkeys(asked))
 
     def _get(self, request: _Request) -> FloatArray:
@@ -268,43 +272,44 @@ class Statistics:
     def _scan(self, scores: Scores, requests: list[_Mean | _Log]) -> None:
         """Compute means and log-mean-exps of one bank; a single mean by the solver."""
         first = requests[0]
-        if len(requests) == 1 and isinstance(first, _Mean):
+        if len(requests) == 1 and isinstance(first, _Mean) and self.solver != "exact":
             evidence = self._evidence.get((first.reference_k, first.is_centered))
             sample = None if evidence is None else evidence.sample
             options = {"quality": self._quality, "sample": sample, **self.options}
-            k = int(first.reference_k)
-            self._kept[first] = compute_means(self.solver, scores, k, **options)
+            reference_k = int(first.reference_k)
+            self._kept[first] = compute_means(self.solver, scores, reference_k, **options)
             return
-        means = [request for request in requests if isinstance(request, _Mean)]
-        logs = sorted((one for one in requests if isinstance(one, _Log)), key=lambda one: one.beta)
-        all_means = np.empty((len(means), self.n_gallery), dtype=np.float32)
-        all_logs = np.empty((len(logs), self.n_gallery))
-        largest = max((int(request.reference_k) for request in means), default=0)
-        betas = [request.beta for request in logs]
-        for start, stop, (best, found) in scan(scores, k=largest, betas=betas, **self.options):
-            for request, values in zip(means, all_means, strict=True):
-                prefix = best[:, : request.reference_k]
-                values[start:stop] = prefix.mean(axis=1, dtype=np.float64)
-            all_logs[:, start:stop] = found
-        for request, values in zip(means, all_means, strict=True):
-            self._kept[request] = values, {"solver": "exact"}
-        for one, log in zip(logs, all_logs, strict=True):
-            self._kept[one] = log, {}
+        ks: dict[int, FloatArray] = {}
+        betas: dict[float, FloatArray] = {}
+        for request in requests:
+            if isinstance(request, _Mean):
+                ks[int(request.reference_k)] = np.empty(self.n_gallery, dtype=np.float32)
+            else:
+                betas[request.beta] = np.empty(self.n_gallery)
+        largest = max(ks, default=0)
+        for start, stop, (best, logs) in scan(scores, k=largest, betas=list(betas), **self.options):
+            for k, means in ks.items():
+                means[start:stop] = best[:, :k].mean(axis=1, dtype=np.float64)
+            for values, log in zip(betas.values(), logs, strict=True):
+                values[start:stop] = log
+        for request in requests:
+            if isinstance(request, _Mean):
+                self._kept[request] = ks[int(request.reference_k)], {"solver": "exact"}
+            else:
+                self._kept[request] = betas[request.beta], {}
 
 
 class _Asked(Statistics):
     """Notes what the formula of a method asks for, and answers with zeros."""
 
-    def __init__(self, method: Formula, real: Statistics) -> None:
+    def __init__(self, method: "Method", real: Statistics) -> None:
         self.n_gallery, self.requests = 1, list[_Request]()
+        self._method, self._real, has_means = method, real, False
         method.parts(self)
-        banks = {request.bank for request in self.requests if isinstance(request, _Log)}
-        if "gallery_references" in banks.union(method.gated_by) and real.gallery_bank is None:
-            raise NNNormError(
-                f"method {method.name} needs a gallery bank (gallery_references, or gallery_scores "
-                "for ready scores); without one use InvertedSoftmax (--method is)"
-            )
-        has_means = any(isinstance(request, _Mean) for request in self.requests)
+        for request in self.requests:
+            has_means |= isinstance(request, _Mean)
+        if "gallery_references" in method.gated_by:
+            self._check_gallery_bank()
         if real.solver not in ("auto", "exact") and not has_means:
             raise NNNormError(
                 f"solver {real.solver} computes means of the best references, which method "
@@ -315,5 +320,14 @@ class _Asked(Statistics):
         return np.zeros(1)
 
     def _get(self, request: _Request) -> FloatArray:
+        if isinstance(request, _Log) and request.bank == "gallery_references":
+            self._check_gallery_bank()
         self.requests.append(request)
         return np.zeros(1)
+
+    def _check_gallery_bank(self) -> None:
+        if self._real.gallery_bank is None:
+            raise NNNormError(
+                f"method {self._method.name} needs a gallery bank (gallery_references, or "
+                "gallery_scores for ready scores); without one use InvertedSoftmax (--method is)"
+            )

@@ -39,42 +39,24 @@ def transport_biases(
     progress: Progress | None = None,
 ) -> FloatArray:
     """``−τ·log u`` of every row, up to a constant that puts it on the scale of a score."""
-    n_rows = scores.shape[0]
+    n_rows, n_columns = scores.shape
     n_wanted = n_rows if n_wanted is None else n_wanted
-    total = (iterations - 1) * n_rows + n_wanted
-    strips = _Strips(scores, memory_budget)
-    done = Done(progress, total)
-    log_v = _balance(strips, taus, iterations, memory_budget, done)
-    return _biases(strips, taus, log_v, n_wanted, done)
-
-
-def _balance(
-    strips: "_Strips", taus: Sequence[float], iterations: int, memory_budget: int, done: Done
-) -> FloatArray:
-    """``log v`` before the last u, shape ``(n_taus, n_columns)``."""
-    n_rows, n_columns = strips.scores.shape
     scales = [1 / tau for tau in taus]
-    log_v = -log_mean_exp(strips.scores.transposed(), scales, memory_budget=memory_budget)
+    strips = _Strips(scores, memory_budget)
+    done = Done(progress, (iterations - 1) * n_rows + n_wanted)
+    log_v = -log_mean_exp(scores.transposed(), scales, memory_budget=memory_budget)
     for _ in range(iterations - 1):
         column_sums = np.zeros((len(taus), n_columns))
         for start, stop, strip in strips.read(n_rows):
-            for number, scale in enumerate(scales):
-                shift = log_v[number].astype(np.float32)
-                _balance_rows(strip, scale, shift, column_sums[number])
+            for scale, shift, sums in zip(scales, log_v, column_sums, strict=True):
+                _balance_rows(strip, scale, shift.astype(np.float32), sums)
             done.add(stop - start)
         log_v -= np.log(column_sums * (n_columns / n_rows))
-    return log_v
-
-
-def _biases(
-    strips: "_Strips", taus: Sequence[float], log_v: FloatArray, n_wanted: int, done: Done
-) -> FloatArray:
-    """The last u of the first rows; other rows, and the next v, are not needed."""
+    # The last u of the rows that are wanted; other rows, and the next v, are not needed.
     row_logs = np.empty((len(taus), n_wanted))
     for start, stop, strip in strips.read(n_wanted):
-        for number, tau in enumerate(taus):
-            shift = log_v[number].astype(np.float32)
-            row_logs[number, start:stop] = _balance_rows(strip, 1 / tau, shift, None)
+        for scale, shift, logs in zip(scales, log_v, row_logs, strict=True):
+            logs[start:stop] = _balance_rows(strip, scale, shift.astype(np.float32), None)
         done.add(stop - start)
     # Weighted so that the references' weights add up to one, −τ·log u is on a score's scale.
     peaks = log_v.max(axis=1)
@@ -101,32 +83,29 @@ class _Strips:
         if scores.column_bytes:
             self._block = max(1, min(n_columns, memory_budget // 8 // scores.column_bytes))
         self._buffer = np.empty((self._size, n_columns), dtype=np.float32)
-        n_held = 0
+        self._held: list[Strip] = []
+        self._spare = 0
         if isinstance(scores, Products):  # ready scores are read as fast from where they are
-            spare = memory_budget * 3 // 4 - self._size * bytes_per_row
-            n_held = min(n_rows, spare // (4 * n_columns))
-        self._held = np.empty((n_held, n_columns), dtype=np.float32)
-        self._n_read = 0
+            self._spare = memory_budget * 3 // 4 - self._size * bytes_per_row
 
     def read(self, stop: int) -> Iterator[tuple[int, int, Strip]]:
         """The rows up to `stop`, as ``(first, last, scores)``; the scores must not be changed."""
-        n_held = len(self._held)
-        edges = [*range(0, n_held, self._size), *range(n_held, stop, self._size)]
-        for first in edges:
-            last = min(first + self._size, stop, n_held if first < n_held else stop)
-            if first >= last:
-                continue
-            strip = self._held[first:last] if first < n_held else self._buffer[: last - first]
-            if last > min(n_held, self._n_read):
-                self._fill(first, last, strip)
-                self._n_read = max(self._n_read, last)
-            yield first, last, strip
-
-    def _fill(self, first: int, last: int, strip: Strip) -> None:
-        read = self.scores.strip(first, last)
-        for start in range(0, strip.shape[1], self._block):
-            stop = min(start + self._block, strip.shape[1])
-            read(start, stop, strip[:, start:stop])
+        for number, first in enumerate(range(0, stop, self._size)):
+            last = min(first + self._size, self.scores.shape[0])
+            if number >= len(self._held):
+                strip = self._buffer[: last - first]
+                if number == len(self._held) and strip.nbytes <= self._spare:
+                    self._spare -= strip.nbytes
+                    strip = np.empty_like(strip)
+                    self._held.append(strip)
+                read = self.scores.strip(first, last)
+                for start in range(0, strip.shape[1], self._block):
+                    end = min(start + self._block, strip.shape[1])
+                    read(start, end, strip[:, start:end])
+            else:
+                strip = self._held[number]
+            wanted = min(last, stop)
+            yield first, wanted, strip[: wanted - first]
 
 
 def _balance_rows(

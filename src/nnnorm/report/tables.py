@@ -5,7 +5,7 @@ is too narrow for a table gets it without its optional columns, then one table p
 then one figure per line; figures are never cut.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _LONG = 24  # letters: longer cells are wrapped between words if need be
 _NOT_CHOSEN = "not chosen"
+_INCLUDES_ZERO = "An interval that includes 0 shows no gain."
 _RULES = {"max": "the maximum of R@1", "one-standard-error": "the one-standard-error rule"}
 # Beyond so many queries, a table of an audit shows the most uneven ones.
 MANY_QUERIES = 40
@@ -189,7 +190,6 @@ def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str]
     notes = [*notes, "most: how often the most retrieved item comes first."]
     if any(row[1] == _NOT_CHOSEN for row in rows):
         notes.append(f"{_NOT_CHOSEN}: no setting did better than no correction, which is used.")
-    notes += _doubt_notes({result.method: result.gain for result in results})
     columns = ("method", "setting", "R@1", "R@5", "R@10", "gain in R@1", "most")
     return Table(title, columns, tuple(rows), tuple(notes), optional=("R@5",))
 
@@ -203,7 +203,7 @@ def tabulate_comparison(comparison: Comparison) -> Table:
     )
     note = (
         f"{_tuned_on('Each method', comparison)}. R@K in %, gains in points with 95 % paired "
-        "intervals, queries of one item drawn together."
+        f"intervals, queries of one item drawn together. {_INCLUDES_ZERO}"
     )
     return tabulate_results(comparison.results, title, [note])
 
@@ -212,13 +212,10 @@ def tabulate_ablation(ablation: Ablation) -> Table:
     """Make a table of banks, with tuned and automatic NNN at every size."""
     columns = ("bank", "refs", "used", "tuned", "R@1", "gain", "gain, automatic")
     rows = [("none", "0", "0", "", _percent(ablation.uncorrected.recall_at_1), "", "")]
-    gains: dict[str, Interval | None] = {}
     for row in ablation.rows:
-        name = f"{row.bank} {100 * row.share:.3g} %"
-        gains |= {f"{name} (tuned)": row.tuned.gain, f"{name} (automatic)": row.automatic.gain}
         rows.append(
             (
-                name,
+                f"{row.bank} {100 * row.share:.3g} %",
                 f"{row.n_references:,}",
                 f"{row.n_references if row.n_unique is None else row.n_unique:,}",
                 describe_setting(row.tuned.method, row.tuned.params) or row.tuned.method,
@@ -230,12 +227,10 @@ def tabulate_ablation(ablation: Ablation) -> Table:
     title = f"NNN by bank, {ablation.n_queries:,} test queries, {ablation.n_gallery:,} items"
     note = (
         f"{_tuned_on('NNN', ablation)}; automatic uses no labels. R@1 in %, gains in points "
-        "over no correction with 95 % paired intervals. Used: unique references"
+        f"over no correction with 95 % paired intervals. {_INCLUDES_ZERO} Used: unique past "
+        "queries, or a sample of them."
     )
-    has_samples = any(row.references_sampled for row in ablation.rows)
-    note += ", or a random sample of them." if has_samples else "."
-    notes = (note, *_doubt_notes(gains))
-    return Table(title, columns, tuple(rows), notes, optional=("tuned",))
+    return Table(title, columns, tuple(rows), (note,), optional=("tuned",))
 
 
 def tabulate_tuning(tuning: Tuning) -> Table:
@@ -270,19 +265,12 @@ def tabulate_tuning(tuning: Tuning) -> Table:
     notes.append(f"Chosen by {_RULES[tuning.select]}: {best.strip()}.")
     if tuning.best.method != NO_CORRECTION or tuning.popularity is not None:
         notes.append(
-            "In-sample, on the queries it was chosen on: "
-            f"{show_gain(tuning.gain)} points of R@1{_doubt(tuning.gain)}."
+            f"In-sample, on the queries it was chosen on: {show_gain(tuning.gain)} points of R@1."
         )
     if tuning.cross_fitted is not None:
         notes.append(
             "Cross-fitted, each fifth of the queries with the setting that the others choose: "
-            f"{show_gain(tuning.cross_fitted)}{_doubt(tuning.cross_fitted)}."
-        )
-    highest = tuning.best_by_maximum.recall_at_1
-    if n_equal := sum(cell.recall_at_1 == highest for cell in tuning.grid) - 1:
-        notes.append(
-            f"{n_equal:,} other {'setting has' if n_equal == 1 else 'settings have'} the same R@1 "
-            'as the maximum. Ties go to the first setting; "no correction" wins any tie.'
+            f"{show_gain(tuning.cross_fitted)}. {_INCLUDES_ZERO}"
         )
     columns = ("method", "setting", "R@1", "R@5", "R@10", "chosen by")
     return Table(title, columns, tuple(rows), tuple(notes))
@@ -295,18 +283,6 @@ def _tuned_on(what: str, study: Comparison | Ablation) -> str:
         f"{what} cross-fitted: each fifth of the queries has the setting that the others choose "
         f"({_RULES[study.select]}); the setting shown is what all of them choose"
     )
-
-
-def _doubt_notes(gains: Mapping[str, Interval | None]) -> list[str]:
-    doubtful = [name for name, gain in gains.items() if gain is not None and gain.includes_zero]
-    if not doubtful:
-        return []
-    return [f"The interval includes 0 for {', '.join(doubtful)}: no gain is shown there."]
-
-
-def _doubt(gain: Interval) -> str:
-    doubt = "; that interval includes 0, so the gain can't be told from chance"
-    return doubt if gain.includes_zero else ""
 
 
 # --- hubs, drift, outliers, check ----------------------------------------------------------------
@@ -393,7 +369,7 @@ def tabulate_drift(drift: Drift) -> Table:
     notes = [f"{reason[0].upper()}{reason[1:]}." for reason in drift.reasons]
     notes.append(
         f"Hubs: items with at least twice the mean number of hits, counted over {drift.n_items:,} "
-        "items, as `nnnorm diagnose` does."
+        "items, as `nnnorm evaluate` does."
     )
     return Table(title, ("", "today"), tuple(cells.items()), tuple(notes))
 

@@ -200,7 +200,7 @@ export function searchWith(item) {
   return () => change({ view: "search", item, query: undefined, text: undefined }, true);
 }
 
-// Draw anew inside of an element; what had the focus there has it again.
+// Draw again inside of an element; what had the focus there has it again.
 export function keepFocus(root, draw) {
   const held = root.contains(document.activeElement) ? document.activeElement : null;
   const name = held && ["id", "data-hub", "data-query", "data-key"].find((one) => held.hasAttribute(one));

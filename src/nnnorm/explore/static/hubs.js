@@ -12,7 +12,7 @@ export function hubsView(root) {
   const words = make("p", { class: "soft small" });
   const head = make("tr", {}, ...["item", "before", "after", "wrong", "bias", "z", "scan"].map((name, place) => make("th", {
     scope: "col", class: ["bias", "z", "wrong"].includes(name) ? "extra" : null,
-    title: { before: "times first, uncorrected", after: "times first, corrected", wrong: "share of these firsts that are wrong", bias: "what is taken from its scores", z: "robust z-score of its bias", scan: "whether nnnorm scan takes it for planted or broken" }[name],
+    title: { before: "times first, uncorrected", after: "times first, corrected", wrong: "share of these firsts that are wrong", bias: "what is taken from its scores", z: "robust z-score of its bias", scan: "whether nnnorm scan finds it adversarial or corrupt" }[name],
   }, place ? name : "item")));
   root.append(make("div", { class: "stack" },
     tiles,
@@ -32,7 +32,7 @@ export function hubsView(root) {
     learn(found.setting);
     drawHubTiles(tiles, found);
     drawHistogram(chart, found);
-    words.textContent = `${count(found.n_queries)} queries${about.n_sampled < about.n_queries ? ` of ${count(about.n_queries)}, drawn at random,` : ""} on ${count(found.n_items)} items. ${found.n_uncertain ? `${count(found.n_uncertain)} of them may not be exact. ` : ""}The vertical scale is logarithmic.`;
+    words.textContent = `${count(about.n_sampled)} queries${about.n_sampled < about.n_queries ? ` of ${count(about.n_queries)}, drawn at random,` : ""} on ${count(about.n_gallery)} items. ${found.n_uncertain ? `${count(found.n_uncertain)} of them may not be exact. ` : ""}The vertical scale is logarithmic. A hub is an item that is the top result of far more queries than its share.`;
     if (state.hub === undefined && found.hubs.length) state.hub = found.hubs[0];
     drawTable(rows, found);
     drawNever(never, found);

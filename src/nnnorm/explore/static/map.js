@@ -1,4 +1,4 @@
-// Items on a plane, coloured by how often they come first or by their bias; lasso to a list.
+// Items on a plane, colored by how often they come first or by their bias; lasso to a list.
 import { state, about, change, ask, askUntilReady, keepFocus, make, searchWith, setting, whereList, live, nameOf, picture, pictureOf, count, thumb, waiting, saveText } from "./core.js";
 import { learn } from "./controls.js";
 
@@ -135,12 +135,12 @@ export function mapView(root) {
     if (best < 0) { tip.hidden = true; return; }
     const item = places.map_items[best];
     if (!known[item]) known[item] = (await ask("items", { items: item })).items[item] || {};
-    const [x, y] = spot(best), [width] = size();
+    const [x, y] = spot(best), [width, height] = size();
     tip.replaceChildren(...[picture(known, item), make("div", {}, make("b", {}, nameOf(known, item)),
       make("p", { class: "soft" }, `first ${count(values.before[best])} → ${count(values.after[best])} times, bias ${values.bias[best].toFixed(3)}`))].filter(Boolean));
     tip.hidden = false;
-    tip.style.left = `${Math.min(x + 14, width - 250)}px`;
-    tip.style.top = `${Math.max(4, y - 30)}px`;
+    tip.style.left = `${Math.max(4, Math.min(x + 14, width - tip.offsetWidth - 4))}px`;
+    tip.style.top = `${Math.max(4, Math.min(y - 30, height - tip.offsetHeight - 4))}px`;
   }
 
   canvas.addEventListener("pointermove", (event) => {
@@ -179,9 +179,9 @@ export function mapView(root) {
       rowOf = new Map(Array.from(places.map_items, (item, place) => [item, place]));
       isReady = true;
       holder.replaceChildren(make("div", { class: "stack" },
-        make("div", { class: "line" }, make("label", { for: "colour", class: "small" }, "Colour"), colour, lasso, inView, reset, ramp),
+        make("div", { class: "line" }, make("label", { for: "colour", class: "small" }, "Color"), colour, lasso, inView, reset, ramp),
         make("div", { class: "with-side" }, plane, list), words));
-      words.textContent = `${count(places.x.length)} ${places.x.length < about.n_gallery ? `of ${count(about.n_gallery)} items, drawn at random, and the worst hubs` : "items"}; near items are alike. Zoom in to see pictures.`;
+      words.textContent = `${count(places.x.length)} ${places.x.length < about.n_gallery ? `of ${count(about.n_gallery)} items, drawn at random, and the worst hubs` : "items"}; near items are alike.${about.has_pictures ? " Zoom in to see pictures." : ""}`;
       d3.select(canvas).call(zoom);
       watch.observe(plane);
     }

@@ -23,7 +23,7 @@ export function qualityView(root) {
     }
     drawQualityTiles(tiles, found);
     drawRecalls(chart, found.recalls);
-    words.textContent = `${count(found.n_queries)} queries, 95 % intervals; queries of one item are drawn together. ${found.n_uncertain ? `${count(found.n_uncertain)} queries may not be exact. ` : ""}A setting that is chosen here, on these very queries, looks a little better than it is; nnnorm tune keeps them apart.`;
+    words.textContent = `${count(about.n_sampled)} queries, 95 % intervals; queries of one item are drawn together. ${found.n_uncertain ? `${count(found.n_uncertain)} queries may not be exact. ` : ""}A setting that is chosen here, on these very queries, looks a little better than it is; nnnorm tune keeps them apart.`;
     if (grid) drawHeat(heat, grid, found.setting);
     else if (!drawHeat.isAsked) {
       drawHeat.isAsked = true;
@@ -78,7 +78,7 @@ function drawHeat(root, grid, now) {
   const known = new Map(cells.map((cell) => [`${cell.reference_k} ${cell.alpha}`, cell]));
   const highest = d3.greatest(cells, (cell) => cell.recall_at_1);
   const heldFocus = root.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-  const table = make("div", { class: "heat", role: "grid", "aria-label": `R@1 by k and α, ${center ? "centred" : "not centred"}` });
+  const table = make("div", { class: "heat", role: "grid", "aria-label": `R@1 by k and α, ${center ? "centered" : "not centered"}` });
   table.style.gridTemplateColumns = `2.6rem repeat(${alphas.length}, minmax(0, 1fr))`;
   table.append(make("div", { class: "row", role: "row" }, make("span", { class: "axis", role: "columnheader" }, "k \\ α"),
     alphas.map((alpha) => make("span", { class: "axis", role: "columnheader" }, alpha % 0.25 ? "" : String(alpha)))));
@@ -101,7 +101,7 @@ function drawHeat(root, grid, now) {
     make("span", {}, `${percent(low)} `, make("span", { class: "ramp" }), ` ${percent(high)}, middle: uncorrected, ${percent(grid.uncorrected)}`),
     make("span", {}, isNnn ? "framed: the nearest to the current setting" : "the current method is not NNN"),
     make("span", {}, "★ highest"),
-    make("span", {}, center ? "centred" : "not centred")));
+    make("span", {}, center ? "centered" : "not centered")));
   if (heldFocus) table.querySelector(`[data-key="${heldFocus}"]`)?.focus();
 }
 

@@ -4,9 +4,9 @@ import { learn } from "./controls.js";
 
 export function searchView(root) {
   const input = make("input", { type: "search", id: "ask", maxlength: "500", autocomplete: "off",
-    "aria-label": about.can_encode ? "Type a query" : "Find a query by its words",
-    placeholder: about.can_encode ? `Type a query${about.examples.length && !isNarrow() ? `, such as “${about.examples[0]}”` : ""}` : "Find a query by its words" });
-  const form = make("form", { class: "ask", role: "search" }, input, make("button", { class: "button main" }, about.can_encode ? "Search" : "Find"));
+    "aria-label": about.has_encode ? "Type a query" : "Find a query by its words",
+    placeholder: about.has_encode ? `Type a query${about.examples.length && !isNarrow() ? `, such as “${about.examples[0]}”` : ""}` : "Find a query by its words" });
+  const form = make("form", { class: "ask", role: "search" }, input, make("button", { class: "button main" }, about.has_encode ? "Search" : "Find"));
   const chips = make("div", { class: isRecorded ? "chips many" : "chips" });
   const asked = make("div", { class: "asked" });
   const before = make("ol", { class: "cards", id: "before" });
@@ -16,15 +16,16 @@ export function searchView(root) {
     make("section", { class: "side after" }, make("h2", {}, "After", make("span", { class: "wide-only" }, " the correction")), after));
   const legend = make("p", { class: "legend" },
     about.has_truth ? make("span", { class: "key right" }, "the right answer") : null,
-    make("span", {}, "“hub ×34”: this item comes first for 34 of the queries before the correction"),
-    make("span", {}, "click an item to search with it"));
-  form.hidden = isRecorded || !(about.can_encode || about.has_query_captions);
+    make("span", {}, "“hub ×9”: the top result of 9 queries before the correction"),
+    isRecorded ? null : make("span", {}, "click an item to search with it"),
+    about.has_captions || about.has_pictures ? null : make("span", {}, "to see more than numbers, start with --captions FILE or --images FOLDER"));
+  form.hidden = isRecorded || !(about.has_encode || about.has_query_captions);
   root.append(make("div", { class: "stack" }, form, chips, asked, sides, legend));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = input.value.trim();
     if (!text) return;
-    if (about.can_encode) change({ text, query: undefined, item: undefined }, true);
+    if (about.has_encode) change({ text, query: undefined, item: undefined }, true);
     else offer(text);
   });
 
@@ -51,9 +52,14 @@ export function searchView(root) {
       if (state.query === undefined && state.text === undefined && state.item === undefined) change({ query: about.example });
     }
     const what = state.text !== undefined ? { text: state.text } : state.item !== undefined ? { item: state.item } : { query: state.query ?? 0 };
-    const found = await ask("search", { ...setting(), ...what, where: whereList() });
-    learn(found.setting);
     if (state.text !== undefined) input.value = state.text;
+    const found = await ask("search", { ...setting(), ...what, where: whereList() }).catch((error) => {
+      asked.replaceChildren(...(state.text === undefined ? [] : [make("q", {}, state.text)]));
+      before.replaceChildren();  // no results of another query under this one
+      after.replaceChildren();
+      throw error;
+    });
+    learn(found.setting);
     for (const chip of chips.querySelectorAll("[data-query]")) chip.setAttribute("aria-pressed", String(Number(chip.dataset.query) === state.query));
     drawAsked(asked, found);
     keepFocus(before, () => drawCards(before, found, found.before, found.before_first, (place) => moveOf(place + 1, found.before_now[place], "now")));
@@ -71,6 +77,7 @@ function drawAsked(root, found) {
     const kindOf = now < was ? "good" : now > was ? "bad" : "";
     const words = now === was ? `the right answer stays at place ${count(now)}` : `the right answer moves from place ${count(was)} to ${count(now)}`;
     parts.push(make("span", { class: `verdict ${kindOf}`, id: "verdict" }, words));
+    if (kind === "query" && number === about.example) parts.push(make("span", { class: "soft small" }, "picked to show the effect"));
   }
   if (found.n_filtered_out) {
     parts.push(make("span", { class: "verdict", id: "filtered-out" }, found.right.length ? `${count(found.n_filtered_out)} of ${count(found.n_filtered_out + found.right.length)} right answers are filtered out` : "the right answer is filtered out"));

@@ -1,0 +1,166 @@
+"""Every option of the command line: its group and its line in the help, and how it is written.
+
+A command's function has plain parameters, such as ``gallery: Path``; `app.command` makes options of
+them from this table. A command may replace a line with one of its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from inspect import Parameter
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from typer import Argument, Option
+
+GROUPS = ("Input", "Settings", "Output")
+# What stands for a value in the help, if the table has no other word.
+_VALUES = {Path: "FILE", int: "N", float: "NUMBER", str: "TEXT"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """How an option is shown and written: `flags` other than its name, `value` in the help."""
+
+    group: str
+    help: str
+    value: str | None = None
+    flags: tuple[str, ...] = ()
+    least: int | None = None
+    is_argument: bool = False
+
+
+def _input(text: str, value: str | None = None) -> Line:
+    return Line("Input", text, value)
+
+
+def _argument(text: str, value: str | None = None) -> Line:
+    return Line("Input", text, value, is_argument=True)
+
+
+def _setting(text: str, value: str | None = None, **more: Any) -> Line:
+    return Line("Settings", text, value, **more)
+
+
+def _output(text: str, value: str | None = None, **more: Any) -> Line:
+    return Line("Output", text, value, **more)
+
+
+LINES = {
+    # --- input
+    "url": _argument("Index: faiss:photos, sqlite:photos.db?table=photos.", "URL"),
+    "source": _argument("URL of the existing collection, which is only read.", "SOURCE"),
+    "target": _argument("URL of the corrected copy.", "TARGET"),
+    "log": _argument("Past queries in order: a table, or embeddings.", "LOG"),
+    "model": _argument("Folder of a model, or its name on the hub.", "MODEL"),
+    "kind": _argument("karpathy, coco, table or clip-retrieval.", "KIND"),
+    "files": _argument("The file or folder; coco takes several.", "FILES"),
+    "file": _argument("Bias, bank, corrector, ranking or embeddings.", "FILE"),
+    "gallery": _input("Items to search: .npy, .npz, .parquet or a folder."),
+    "queries": _input("Queries: .npy, .npz, .parquet or a folder."),
+    "references": _input("Past queries: same, or a file of `nnnorm bank`."),
+    "truth": _input("Right items per query: .npy, or .json with lists."),
+    "bias": _input("File of `nnnorm fit`."),
+    "corrector": _input("File of `nnnorm fit --save-corrector`."),
+    "recent": _input("Recent queries from your own traffic."),
+    "gallery_references": _input("More items, for dualis, dualdis and sinkhorn."),
+    "ids": _input("Ids of the items: .npy, .json, or one per line."),
+    "clicks": _input("Clicks per item: .npy, or one per line."),
+    "items": _input("New items: .npy, .npz, .parquet or a folder."),
+    "metadata": _input("One JSON object per item: .jsonl or .json."),
+    "validation_gallery": _input("Gallery of the validation queries, if another."),
+    "validation_queries": _input("Queries to tune on; default: cross-fitting."),
+    "validation_truth": _input("Right items of the validation queries."),
+    "groups": _input("A row per item: .csv, .tsv, .jsonl or .parquet."),
+    "group_column": _input("Column of the groups.", "NAME"),
+    "label_column": _input("Column of the labels, for precision@k.", "NAME"),
+    "query_table": _input("Table with a row per query: name, label."),
+    "images": _input("Images: folder, list of paths, table, tar files."),
+    "image_column": _input("Column of the images' table.", "NAME"),
+    "texts": _input("Texts: one per line, table, tar files."),
+    "text_column": _input("Column of the texts' table.", "NAME"),
+    "audio": _input("Sounds: folder, list of paths, table, tar files."),
+    "audio_column": _input("Column of the sounds' table.", "NAME"),
+    "column": _input("Column of the embeddings.", "NAME"),
+    "time": _input("Column of the times: numbers or dates.", "NAME"),
+    "count": _input("Column of how often each was asked.", "NAME"),
+    "index": _input("Instead of a gallery: URL of an index.", "URL"),
+    "captions": _input("Texts of the items: one per line, or a table."),
+    "query_captions": _input("Texts of the queries."),
+    "reference_captions": _input("Texts of the past queries."),
+    "encoder": _input("Model for queries that you type.", "MODEL"),
+    "normalize": _input("Divide all rows by their norms, or keep them."),
+    # --- settings
+    "k": _setting("Items per query.", flags=("-k", "--k"), least=1),
+    "ks": _setting("Places that count; repeatable.", "N", flags=("-k", "--k")),
+    "weight": _setting("Replaces the weight of the bias; 0 turns it off."),
+    "method": _setting("nnn, csls, dn, is, qbnorm, dualis, dualdis, sinkhorn.", "NAME"),
+    "methods": _setting("One to try, such as csls; repeatable.", "NAME", flags=("--method",)),
+    "reference_k": _setting("Past queries averaged per item, or auto.", "N"),
+    "alpha": _setting("Weight of the bias, or auto.", "NUMBER"),
+    "duplicates": _setting("Near-duplicate past queries.", "drop|keep"),
+    "solver": _setting("auto, exact, approximate, torch, cuda or mps.", "NAME"),
+    "settings": _setting(
+        "Another setting, as in Python; repeatable.", "NAME=VALUE", flags=("--set",)
+    ),
+    "select": _setting("one-standard-error, or max.", "RULE"),
+    "mode": _setting("Extra dimensions, or a bias column (SQL).", "augmented|column"),
+    "only": _setting("Items that may be returned, as the engine has it.", flags=("--filter",)),
+    "replace": _setting("Replace items whose ids are in the index."),
+    "ignore_missing": _setting("Skip ids that the index doesn't have."),
+    "popularity_weight": _setting("Weight of log(1 + clicks). [default: 0.02]"),
+    "undo": _setting("Return to the newer version."),
+    "add": _setting("Add to the bank in --output."),
+    "half_life": _setting("With --max-references: 30d, or a number.", "TIME"),
+    "max_references": _setting("Keep a sample of this many unique queries.", least=1),
+    "forget_before": _setting("Drop queries last asked before this time.", "TIME"),
+    "budget": _setting("Most alerts: a share or a number. [default: 0.2%]", "SHARE"),
+    "hubs": _setting("List this many hubs; default: 10 without --truth."),
+    "target_shares": _setting("gallery, equal, or A=0.5,B=0.5.", "SHARES", flags=("--target",)),
+    "difference": _setting("Groups A,B of bias@k = (A - B)/k.", "A,B"),
+    "library": _setting("If the model's files don't show it.", "NAME"),
+    "revision": _setting("Branch, tag or commit of a model on the hub."),
+    "device": _setting("auto, cpu, cuda, cuda:1, mps."),
+    "dtype": _setting("float32, bfloat16 or float16.", "TYPE"),
+    "batch_size": _setting("Items per forward pass.", least=1),
+    "skip_broken": _setting("Leave out images that can't be used."),
+    "decode": _setting("Decode every image completely."),
+    "host": _setting("Address to listen on.", "ADDRESS"),
+    "port": _setting("Port; 0 takes a free one.", least=0),
+    "browser": _setting("Open the page in a browser, or don't."),
+    # --- output
+    "output": _output("File to write.", flags=("-o", "--output")),
+    "save_corrector": _output("Also write a corrector, for items that come later."),
+    "export": _output("Write a page that works from disk; don't serve.", "FOLDER"),
+    "report": _output("Write tables (report.md) and plots there.", "FOLDER"),
+    "explain": _output("Also print the figures, and what they mean."),
+    "as_json": _output("Print JSON for programs.", flags=("--json",)),
+}
+
+# An output of several files.
+FOLDER = _output("Folder to write to.", "FOLDER", flags=("-o", "--output"))
+
+
+def make_option(parameter: Parameter, line: Line) -> Parameter:
+    """Return a parameter as Typer reads it."""
+    kinds = [kind for kind in _inner_types(parameter.annotation) if kind in _VALUES]
+    value = line.value or (_VALUES[kinds[0]] if kinds else None)
+    flag = f"--{parameter.name.replace('_', '-')}"
+    about: dict[str, Any] = {"help": line.help, "metavar": value, "rich_help_panel": line.group}
+    info: Any
+    if line.is_argument:
+        info = Argument(**about)
+    else:
+        is_switch = bool in _inner_types(parameter.annotation)
+        both = is_switch and parameter.default is not False
+        flags = line.flags or (f"{flag}/--no{flag[1:]}" if both else flag,)
+        info = Option(*flags, **about, min=line.least)
+    return parameter.replace(
+        annotation=Annotated[parameter.annotation, info], kind=Parameter.KEYWORD_ONLY
+    )
+
+
+def _inner_types(kind: Any) -> Iterator[Any]:
+    """A type, and those it is made of: ``list[str] | None`` holds ``str``."""
+    yield kind
+    for inner in get_args(kind):
+        yield from _inner_types(inner)

@@ -1,0 +1,294 @@
+"""What commands read beyond embeddings, and how results, progress and next commands are shown."""
+
+import json
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from nnnorm.errors import NNNormError, first_line
+
+if TYPE_CHECKING:
+    from nnnorm.bank import Bank
+    from nnnorm.files import Progress
+    from nnnorm.ranking import Ranking
+
+_COLUMNS = 80  # of the narrowest terminal that is written for
+
+
+class Facts(NamedTuple):
+    """A title and below it a line for each fact; those that are None are left out."""
+
+    title: str
+    facts: Mapping[str, Any]
+
+    def print(self) -> None:
+        """Print to the terminal."""
+        from rich.table import Table
+
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+        for name, value in self.facts.items():
+            if value is not None:
+                shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+                table.add_row(f"  {name}", shown)
+        # Not the table's own title, which would wrap to its width.
+        _console().print(self.title, style="bold")
+        _console().print(table)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found.
+
+    `about` is printed with ``--json``, `parts` (texts, tables, facts) and `next` (commands)
+    without. `figures` are file names and functions that draw them with the module of plots.
+    """
+
+    about: Any
+    parts: Sequence[Any] = ()
+    next: Sequence[Sequence[str]] = ()
+    figures: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    code: int = 0
+
+
+def check_report(folder: Path | None) -> None:
+    """Check before the work that its report can be written."""
+    if folder is not None:
+        from nnnorm.files import make_folder
+
+        make_folder(folder)
+
+
+def deliver(answer: Answer, as_json: bool, folder: Path | None) -> None:
+    """Write a report if asked, then print JSON, or everything for people."""
+    if folder is not None:
+        _write_report(answer, folder)
+    if as_json:
+        typer.echo(json.dumps(answer.about, indent=2, ensure_ascii=False))
+        return
+    print_parts(answer.parts)
+    if answer.next:
+        typer.echo("\nNext:")
+        for parts in answer.next:
+            print_command(parts)
+
+
+def _write_report(answer: Answer, folder: Path) -> None:
+    from importlib.util import find_spec
+
+    from nnnorm.files import write_whole
+
+    tables = [part.to_markdown() for part in answer.parts if hasattr(part, "to_markdown")]
+    text = "\n\n".join(tables) + "\n"
+    write_whole(folder / "report.md", lambda file: file.write(text.encode()))
+    names = ["report.md"]
+    if find_spec("matplotlib") is None:
+        typer.echo("Note: plots need matplotlib: pip install 'nnnorm[plots]'", err=True)
+    else:
+        from nnnorm.report import plots
+
+        for name, draw in answer.figures.items():
+            plots.save_figure(draw(plots), folder / name)
+            names.append(name)
+    typer.echo(f"Written to {folder}: {', '.join(names)}", err=True)
+
+
+def print_parts(parts: Sequence[Any]) -> None:
+    """Print tables, facts and paragraphs in turn."""
+    for part in parts:
+        if isinstance(part, str):
+            _console().print(part)
+        else:
+            part.print()
+    sys.stdout.flush()  # what comes next may take long
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+# --- commands to run next ------------------------------------------------------------------------
+
+
+def write_command(name: str, options: Mapping[str, Any]) -> list[str]:
+    """Write a command as a shell takes it, in parts that belong together."""
+    parts = [f"nnnorm {name}"]
+    for option, value in options.items():
+        flag = option if option.startswith("-") else f"--{option.replace('_', '-')}"
+        if value is True:
+            parts.append(flag)
+        elif value is False and option == "normalize":
+            parts.append("--no-normalize")
+        elif value is not None and value is not False:
+            parts.append(f"{flag} {shlex.quote(str(value))}" if option else shlex.quote(str(value)))
+    return parts
+
+
+def print_command(parts: Sequence[str]) -> None:
+    """Print a command, in several lines that a shell takes as one if it is long."""
+    rows = [f"  {parts[0]}"]
+    for part in parts[1:]:
+        if len(rows[-1]) + len(part) + len("  \\") > _COLUMNS:
+            rows.append("     ")
+        rows[-1] += f" {part}"
+    typer.echo(" \\\n".join(rows))
+
+
+# --- input ---------------------------------------------------------------------------------------
+
+
+def check_output(output: Path | None, inputs: Sequence[Path | None], *suffixes: str) -> None:
+    """Reject an output that can't be written, has another suffix, or is one of the inputs."""
+    if output is None:
+        return
+    from nnnorm.files import check_writable
+
+    target = check_writable(output)
+    if any(path is not None and os.path.realpath(path) == str(target) for path in inputs):
+        raise NNNormError(f"{output} is one of the inputs and would be lost; choose another name")
+    if output.suffix not in suffixes:
+        raise NNNormError(f"the output must end in {' or '.join(suffixes)}; got {output}")
+
+
+def open_bank(path: Path | None) -> "Path | Bank | None":
+    """Load a bank; other past queries are opened by the function that takes them."""
+    if path is None or path.suffix != ".safetensors":
+        return path
+    from nnnorm.bank import Bank
+
+    return Bank.load(path)
+
+
+def read_ids(path: Path | None, what: str = "ids") -> Any:
+    """Read ids, or clicks, from a .npy file, a JSON list, or a text file with one per line."""
+    if path is None:
+        return None
+    from nnnorm.arrays import read_npy
+    from nnnorm.tables import read_json
+
+    kind, one = ("whole numbers or strings", "id") if what == "ids" else ("numbers", "number")
+    expected = f".npy of {kind}, a .json list, or text with one {one} per line"
+    if not path.is_file():
+        raise NNNormError(f"there is no file of {what} {path}; expected {expected}")
+    if path.suffix == ".json":
+        ids = read_json(path, f"a list of {what}")
+        if not isinstance(ids, list):
+            raise NNNormError(f"{path} must hold a list of {what}; got {type(ids).__name__}")
+        return ids
+    try:
+        if path.suffix == ".npy":
+            return read_npy(path)
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except (ValueError, OSError) as error:
+        raise NNNormError(
+            f"{path} can't be read as {what} ({first_line(error)}); expected {expected}"
+        ) from error
+
+
+def read_settings(pairs: Sequence[str] | None, **others: str | None) -> dict[str, Any]:
+    """Read NAME=VALUE pairs, and options of such values: numbers, true and false, or words."""
+    found = {name: _read_value(text) for name, text in others.items() if text is not None}
+    for pair in pairs or ():
+        name, equals, text = pair.partition("=")
+        if not (name and equals and text):
+            raise typer.BadParameter(
+                f"expected NAME=VALUE, such as center=true; got {pair!r}", param_hint="--set"
+            )
+        if name in found:
+            raise typer.BadParameter(f"{name} is given twice", param_hint="--set")
+        found[name] = _read_value(text)
+    return found
+
+
+def _read_value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+# --- progress ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def show_progress(label: str, interrupted: str = "") -> Iterator["Progress | None"]:
+    """A bar on stderr while that is a terminal; `interrupted` is what a Ctrl-C leaves."""
+    try:
+        if not sys.stderr.isatty():
+            yield None
+            return
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+
+        with Bar(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(label, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(*filter(None, [interrupted])) from None
+
+
+@contextmanager
+def show_steps() -> Iterator[Callable[[str], None]]:
+    """One line on stderr that tells what is being done, while that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("Starting") as status:
+        yield lambda text: status.update(f"{text} …")
+
+
+# --- rankings ------------------------------------------------------------------------------------
+
+
+def answer_ranking(
+    ranking: "Ranking", output: Path | None, about: dict[str, Any], *, corrected: bool = True
+) -> Answer:
+    """Save a ranking to a file if one is given; else all of it is in the JSON."""
+    about |= {"n_queries": len(ranking.scores), "output": None if output is None else str(output)}
+    if output is not None:
+        ranking.save(output)
+    else:
+        about["indices"] = ranking.indices.tolist()
+        if ranking.ids is not None:
+            about["ids"] = ranking.ids.tolist()
+        about["scores"] = [
+            # JSON has no infinities, which stand for places without an item.
+            [float(f"{score:.7g}") if score > -math.inf else None for score in row]
+            for row in ranking.scores
+        ]
+    return Answer(about, [_tabulate(ranking, output, corrected)])
+
+
+def _tabulate(ranking: "Ranking", output: Path | None, corrected: bool) -> Any:
+    """The first places of the first queries."""
+    from nnnorm.report import Table
+
+    names = ranking.indices if ranking.ids is None else ranking.ids
+    (n_queries, k), shown = names.shape, min(10, len(names))
+    columns = min(5, k)
+    rows = [
+        (str(query), *(f"{names[query, n]} {ranking.scores[query, n]:.3f}" for n in range(columns)))
+        for query in range(shown)
+    ]
+    what = "index" if ranking.ids is None else "id"
+    score = "corrected score" if corrected else "score"
+    note = f"Shown: {shown} of {n_queries:,} queries, {columns} of {k} places; "
+    note += f"all are in {output}" if output else "-o FILE or --json gives all"
+    title = f"Best items ({what}, {score})"
+    headings = ("query", *(str(place + 1) for place in range(columns)))
+    return Table(title, headings, tuple(rows), (note,))
