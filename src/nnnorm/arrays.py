@@ -22,7 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require, warn
-from nnnorm.files import available_memory, check_memory, check_regular, hide_secrets, show_url
+from nnnorm.files import (
+    available_memory,
+    check_memory,
+    check_regular,
+    hide_secrets,
+    show_url,
+    unreadable,
+)
 
 Array: TypeAlias = npt.NDArray[Any]
 Ids: TypeAlias = npt.NDArray[Any]
@@ -60,12 +67,12 @@ def read_files(source: str | os.PathLike[str], name: str) -> Found:
     if url is None or url[1] == "file":
         path = text if url is None else f"/{url[2]}"
         full = f"{name} ({path})"
-        files = list_files(Path(path), full)
+        files = _list_files(Path(path), full)
     else:
         address = f"{url[1]}://{url[2]}"
         path = show_url(address)
         full = f"{name} ({path})"
-        files = _fetch(address, lambda copy: list_files(copy, full))
+        files = _fetch(address, lambda copy: _list_files(copy, full))
     there, size = available_memory(), sum(file.stat().st_size for file in files)
     to_disk = there is not None and size > there // _LARGE_SHARE
     read = [_read_file(file, full, to_disk) for file in files]
@@ -103,7 +110,7 @@ def _make_temporary() -> Path:
     return Path(_TEMPORARY[-1].name)
 
 
-def list_files(path: Path, name: str) -> list[Path]:
+def _list_files(path: Path, name: str) -> list[Path]:
     """The files that a path stands for: itself, the shards of a folder, or those of a pattern."""
     check_regular(path, name)
     if path.is_dir():
@@ -183,14 +190,6 @@ def _read_file(path: Path, name: str, to_disk: bool) -> tuple[Array, Ids | str |
         raise unreadable(name, path.suffix, error) from error
     with _open_parquet(path, name) as file:
         return _read_rows(file, name, to_disk), _read_ids(file, name)
-
-
-def unreadable(name: str, kind: str, error: BaseException) -> NNNormError:
-    """The error for a file that another library can't read."""
-    return NNNormError(
-        f"{name} can't be read as {kind} ({first_line(error)}); "
-        "is it cut short, or another kind of file?"
-    )
 
 
 def _read_npz_embedding(path: Path, name: str) -> Array:

@@ -335,7 +335,7 @@ class Corrector:
             duplicates=duplicates or ("drop" if isinstance(references, Bank) else self.duplicates),
             allow_gallery_rows=allow_gallery_rows,
             solver=solver,
-            # A bank that is normalised suits unit rows too, which False would refuse.
+            # A bank that is normalized suits unit rows too, which False would reject.
             normalize=True if self.normalize else None if self.unit else False,
             memory_budget=memory_budget,
             progress=progress,

@@ -180,7 +180,7 @@ class Embeddings(StoredMatrix):
         """SHA-256 of shape and float32 values, the same for every file format and dtype.
 
         The stored values are hashed, before normalization (which may differ in the last bit between
-        machines); a suffix tells whether rows are normalized.
+        machines); a suffix shows whether rows are normalized.
         """
         self._measure(fingerprint=True)
         return f"{self.measured.digest}{':unit' if self.normalized else ''}"

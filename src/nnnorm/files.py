@@ -160,6 +160,14 @@ def available_memory() -> int | None:
     return min(found, default=None)
 
 
+def unreadable(name: object, kind: str, error: BaseException) -> NNNormError:
+    """The error for a file that another library can't read."""
+    return NNNormError(
+        f"{name} can't be read as {kind} ({first_line(error)}); "
+        "is it cut short, or another kind of file?"
+    )
+
+
 def save_record(
     path: str | os.PathLike[str], kind: str, arrays: Arrays, about: Mapping[str, Any]
 ) -> None:
@@ -170,7 +178,7 @@ def save_record(
         raise NNNormError(f"a {kind} is saved as .safetensors; got {path}: choose another ending")
     dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps(about)
-    metadata = {"format": f"nnnorm.{kind}/1", kind: text, "digest": digest_of(dense, text)}
+    metadata = {"format": f"nnnorm.{kind}/1", kind: text, "digest": _digest_of(dense, text)}
     blob = memoryview(save(dense, metadata))
     n_header = 8 + int.from_bytes(blob[:8], "little")
     header = _sort_metadata(bytes(blob[8:n_header]))
@@ -198,7 +206,7 @@ def load_record(
             f"it says {metadata.get('format', 'nothing')!r}"
         )
     text = metadata.get(kind, "")
-    if metadata.get("digest") != digest_of(arrays, text):
+    if metadata.get("digest") != _digest_of(arrays, text):
         raise damaged(path, kind, maker, "its numbers are not those that were saved")
     return arrays, json.loads(text)
 
@@ -221,7 +229,7 @@ def damaged(
     return NNNormError(f"{path} is a damaged {kind} file ({shown}); make it again with: {maker}")
 
 
-def digest_of(arrays: Arrays, text: str) -> str:
+def _digest_of(arrays: Arrays, text: str) -> str:
     """Digest of all numbers and the description, by which a damaged file is noticed."""
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for name, array in sorted(arrays.items()):
@@ -245,10 +253,7 @@ def _read_record(
             names = file.keys() if arrays else ()
             return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
-        raise NNNormError(
-            f"{path} can't be read as a {kind} ({first_line(error)}); "
-            "is it cut short, or another kind of file?"
-        ) from error
+        raise unreadable(path, f"a {kind}", error) from error
 
 
 def show_url(url: object) -> str:

@@ -22,8 +22,8 @@ from nnnorm.embeddings import (
     check_same_norms,
     open_embeddings,
 )
-from nnnorm.errors import NNNormError, first_line, warn
-from nnnorm.files import Progress, write_whole
+from nnnorm.errors import NNNormError, warn
+from nnnorm.files import Progress, unreadable, write_whole
 from nnnorm.methods import published_product
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, TopK, top_k
 from nnnorm.tables import check_ids
@@ -103,10 +103,7 @@ class Ranking:
         except NNNormError:
             raise
         except Exception as error:  # numpy, zipfile and zlib each raise their own kind here
-            raise NNNormError(
-                f"{path} can't be read as a ranking ({first_line(error)}); "
-                "is it cut short, or another kind of file?"
-            ) from error
+            raise unreadable(path, "a ranking", error) from error
 
 
 def search(

@@ -1,4 +1,4 @@
-"""Matrices for the tests of this room: one matrix in every form, rows and shards of any kind."""
+"""Matrices for the tests of this folder: one matrix in every form, rows and shards of any kind."""
 
 import os
 from unittest import mock
@@ -24,10 +24,10 @@ def small_blocks(n_bytes=64):
     return mock.patch.object(stored, "_BLOCK_BYTES", n_bytes)
 
 
-def refusal(source, *, name="gallery", door=open_embeddings, **options):
+def refusal(source, *, name="gallery", opener=open_embeddings, **options):
     """The message with which `source` is refused; of a path, what comes after ``name (path)``."""
     with pytest.raises(NNNormError) as caught:
-        door(source, name=name, **options)
+        opener(source, name=name, **options)
     message = str(caught.value)
     assert "\n" not in message
     if isinstance(source, (str, os.PathLike)):

@@ -1,4 +1,4 @@
-"""The one door for embeddings: every source gives the same matrix, under its role's name."""
+"""Opening embeddings: every source gives the same matrix, under its role's name."""
 
 import tracemalloc
 

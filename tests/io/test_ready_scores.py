@@ -14,7 +14,7 @@ def test_scores_that_are_not_finite_are_refused_by_row_and_column():
     scores = np.zeros((40, 3))
     scores[33, 1] = np.nan
     with small_blocks():
-        assert refusal(scores, name="scores", door=open_matrix) == (
+        assert refusal(scores, name="scores", opener=open_matrix) == (
             "scores must be finite; row 33 has NaN in column 1. Remove or re-encode that row"
         )
 
@@ -27,14 +27,14 @@ def test_scores_have_a_type_of_their_own():
     assert refusal(scores) == (
         "gallery must be embeddings of shape (n_rows, dim); got ready scores, opened as scores"
     )
-    assert refusal(open_embeddings(VALUES, name="gallery"), name="scores", door=open_matrix) == (
+    assert refusal(open_embeddings(VALUES, name="gallery"), name="scores", opener=open_matrix) == (
         "scores must be ready scores of shape (n_gallery, n_references); got embeddings, opened as "
         "gallery. Multiply them first, or use fit"
     )
 
 
 def test_scores_with_another_form_are_refused():
-    assert refusal(np.ones(3), name="scores", door=open_matrix) == (
+    assert refusal(np.ones(3), name="scores", opener=open_matrix) == (
         "scores must have two dimensions (n_gallery, n_references); got shape (3,); "
         "a single row needs [None, :]"
     )
