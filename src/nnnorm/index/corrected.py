@@ -340,12 +340,11 @@ class CorrectedIndex:
                 for stored in backend.scan(state.version):
                     items = state.config.restore_items(stored)
                     rows = new.open(items.vectors, "items")
-                    more = None
+                    bias = new.bias_for(rows)
                     if popularity is not None:
                         counts = [clicks.pop(own, 0.0) for own in items.ids.tolist()]
-                        more = Popularity(counts, popularity.weight)
-                    values = bias_values(new, rows, more)
-                    made = config.transform_items(rows.rows(0, len(rows)), values)
+                        bias = bias + Popularity(counts, popularity.weight)
+                    made = config.transform_items(rows.rows(0, len(rows)), bias.values)
                     yield Items(items.ids, *made, items.metadata)
                 if popularity is not None:
                     _check_left_clicks(clicks, len(popularity), backend.name)
