@@ -29,8 +29,8 @@ from nnnorm.index.config import (
     bias_values,
     open_corrector,
 )
+from nnnorm.index.engines import open_backend
 from nnnorm.index.metadata import check_metadata, choose_columns, is_text, make_plain
-from nnnorm.index.urls import open_backend
 from nnnorm.tables import check_ids
 
 _BATCH = 4096  # items given their bias at once
