@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from cases import CHOSEN_ON, DATA, SETS, SMALL, Floats, Ints, Judge, cases
+from harness import collapsed
 from rules import CSLS, FIRST, PROPOSAL, SECOND, THIRD, Material, View, shipped
 
 OUTPUT = Path(__file__).parent / "results" / "automatic_rule.json"
@@ -181,9 +182,9 @@ def tables(results: dict[str, Any]) -> str:
         + "\n\n"
         + editions(results["groups"]),
         "### The sets the constants were chosen on, and the others\n\n" + halves(records),
-        "### Own past queries, set by set\n\n" + own_sets(records),
+        collapsed("Own past queries, set by set", own_sets(records)),
         "### Few past queries\n\n" + small(records),
-        "### Near copies, dropped and kept\n\n" + near_copies(results),
+        collapsed("Near copies, dropped and kept", near_copies(results)),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -65,6 +65,11 @@ def as_json(results: dict[str, Any]) -> str:
     return re.sub(r"\[([\s\d.,e+-]*)\]", lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
+def collapsed(title: str, content: str) -> str:
+    """A long table that a page shows on a click."""
+    return f"<details markdown>\n<summary>{title}</summary>\n\n{content}\n\n</details>"
+
+
 def run_command(
     parser: argparse.ArgumentParser,
     stored: Path,

@@ -36,7 +36,7 @@ SHARES = (0.0001, 0.001, 0.002, 0.002, 0.002, 0.01, 0.05)
 # Of fewer than 1,000 items: one, two, and so on.
 SMALL_SHARES = (0.001, 0.002, 0.005, 0.01, 0.05)
 BUDGETS = ("0.2%", "0.4%", "1%")
-KINDS = ("mean of a topic", "mean of 20 neighbours", "mean of all")
+KINDS = ("mean of a topic", "mean of 20 neighbors", "mean of all")
 KINDS += ("gradient, a topic", "gradient, all")
 NAMES = {"flickr8k": "Flickr8k", "unsplash500": "Unsplash", "shapes": "shapes"}
 # Items that hold fewer first places than this have done no harm.
@@ -92,7 +92,7 @@ def climb(start: Floats, queries: Floats, best: Floats, tau: float) -> Floats:
 def plant(kind: str, n: int, task: Task, best: Floats, rng: np.random.Generator) -> Floats:
     """Make n hubs of a kind from the attacker's queries."""
     queries, gallery = task.attacker, task.gallery
-    if kind == "mean of 20 neighbours":
+    if kind == "mean of 20 neighbors":
         near = nnnorm.search(queries[rng.permutation(len(queries))[:n]], queries, k=20).indices
         return unit(queries[near].mean(axis=1))
     if kind == "mean of all":

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from cases import SETS, Case, Floats, Judge, as_floats, cases
+from harness import collapsed
 from real_sets import RESULTS, points, run_benchmark, table
 from rules import THIRD, Material, shipped
 
@@ -233,7 +234,7 @@ def items_tables(cells: list[dict[str, Any]]) -> str:
     head = ["other items, `fit` (64 and more)", "certain", "noisy rows", "40 % rows"]
     head += ["own: false alarms, `fit`", "certain"]
     by_set, by_size = (table([key, *head], rows_by(key)) for key in ("set", "size"))
-    return f"{by_set}\n\n{by_size}"
+    return f"{by_size}\n\n{collapsed('Set by set', by_set)}"
 
 
 def measure(data: Path, seed: int) -> dict[str, Any]:

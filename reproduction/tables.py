@@ -262,23 +262,12 @@ def make_document(tables: Sequence[Table]) -> str:
 
 def make_tabular(table: Table) -> str:
     """Make the tabular of a table, to be copied into a paper."""
-    body = []
-    for number, row in enumerate(table.rows):
-        if (
-            number
-            and not row[0].startswith("  ")
-            and any(r[0].startswith("  ") for r in table.rows)
-        ):
-            body.append(r"\addlinespace[2pt]")
-        body.append(_make_line(row, {c for r, c in table.bold if r == number}))
-    sides = "l" + "".join("l" if len(max(c, key=len)) > 30 else "r" for c in _columns(table))
+    bold = [{column for place, column in table.bold if place == n} for n in range(len(table.rows))]
+    body = [_make_line(row, marked) for row, marked in zip(table.rows, bold, strict=True)]
+    sides = "l" + "r" * (len(table.columns) - 1)
     lines = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", *_make_groups(table.groups)]
     lines += [_make_line(table.columns), r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines)
-
-
-def _columns(table: Table) -> list[tuple[str, ...]]:
-    return list(zip(table.columns, *table.rows, strict=True))[1:]
 
 
 def _make_page(table: Table) -> str:

@@ -69,11 +69,8 @@ def test_the_default_leaves_a_small_part_of_the_spread(problem):
     assert residual(approximate_means(gallery, references, 64).values, exact) < 0.03
 
 
-def test_by_default_a_large_gallery_probes_fewer_lists(problem):
-    gallery, references, _ = problem
+def test_by_default_a_large_gallery_probes_fewer_lists():
     assert [choose_quality(n) for n in (10, 100_000, 100_001)] == [32, 32, 8]
-    default, same = (approximate_means(gallery, references, 64, **q) for q in ({}, {"quality": 32}))
-    np.testing.assert_allclose(default.values, same.values, atol=1e-6)
 
 
 def test_more_quality_leaves_less(problem):
@@ -222,18 +219,6 @@ def test_every_reference_is_in_one_list_and_no_list_is_long(problem):
     assert bank.sizes.max() <= bank.longest == 200
     first, last = bank.edges[7]
     np.testing.assert_allclose(bank.rows(7), references.take(bank.order[first:last]), rtol=1e-6)
-
-
-def test_lists_are_the_same_where_the_budget_has_no_room_for_a_sorted_copy(problem):
-    _, references, _ = problem
-    copied, taken = (
-        InvertedLists(references, 100, np.random.default_rng(0), budget)
-        for budget in (2**29, 2**22)
-    )
-    assert copied.held_bytes == 4 * 30_000 * 48
-    assert taken.held_bytes == 0
-    for number in range(len(copied)):
-        np.testing.assert_array_equal(copied.rows(number), taken.rows(number))
 
 
 @pytest.mark.parametrize("direction", ["image", "text"])

@@ -54,21 +54,16 @@ def test_a_bias_can_t_be_changed(small):
             about["alpha"] = 2.0
 
 
-def test_a_value_that_is_no_number_gets_a_sentence():
-    with pytest.raises(NNNormError, match="bias values must be numbers, shape"):
-        Bias(["a"], 1.0, "nnn")
-
-
 def test_a_parameter_that_equals_the_weight_is_shown(small):
     bias = InvertedSoftmax(beta=1.0).fit(small.gallery, small.references)
     assert "weight=1, beta=1" in repr(bias)
 
 
 def test_a_bias_keeps_its_own_copy_of_what_it_was_told():
-    params = {"alpha": 0.5}
-    bias = Bias(np.zeros(2), 0.5, "nnn", params=params)
-    params["alpha"] = 9.0
-    assert bias.params == {"alpha": 0.5}
+    params, values = {"alpha": 0.5}, np.zeros(2, dtype=np.float32)
+    bias = Bias(values, 0.5, "nnn", params=params)
+    params["alpha"] = values[0] = 9.0
+    assert (bias.params, bias.values[0]) == ({"alpha": 0.5}, 0)
 
 
 def test_a_copy_of_a_bias_is_whole_and_can_t_be_changed_either(small):
@@ -82,13 +77,6 @@ def test_a_copy_of_a_bias_is_whole_and_can_t_be_changed_either(small):
                 np.testing.assert_array_equal(first.active, second.active)
 
 
-def test_the_values_are_copied_from_the_caller_s_array():
-    values = np.array([0.1, 0.2], dtype=np.float32)
-    bias = Bias(values, 1.0, "nnn")
-    values[0] = 9.0
-    assert bias.values[0] == np.float32(0.1)
-
-
 def test_the_correction_is_weight_times_values():
     np.testing.assert_allclose(Bias(np.array([0.4, -0.2]), 0.5, "nnn").correction, [0.2, -0.1])
 
@@ -96,24 +84,22 @@ def test_the_correction_is_weight_times_values():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        (["a"], "bias values must be numbers, shape"),
         (np.zeros((2, 2)), r"one number per item, shape \(n_gallery,\); got \(2, 2\)"),
         (np.zeros(0), r"one number per item, shape \(n_gallery,\); got \(0,\)"),
         (np.array([0.0, np.nan]), "must be finite; item 1 has nan"),
         (np.array([np.inf, 0.0]), "must be finite; item 0 has inf"),
     ],
 )
-def test_values_of_another_form_are_refused(values, words):
+def test_values_of_another_form_are_rejected(values, words):
     with pytest.raises(NNNormError, match=words):
         Bias(values, 1.0, "nnn")
 
 
-def test_a_gate_must_fit_the_values():
+def test_a_gate_must_be_finite_and_fit_the_values():
     gate = Gate(np.zeros(3), np.zeros(3, dtype=bool))
     with pytest.raises(NNNormError, match=r"one entry per item, \(2,\); got \(3,\) and \(3,\)"):
         Bias(np.zeros(2), 1.0, "is", gates=(gate,))
-
-
-def test_a_gate_must_be_finite():
     with pytest.raises(NNNormError, match="gate values must be finite; item 1 has nan"):
         Gate(np.array([0.0, np.nan]), np.ones(2, dtype=bool))
 
@@ -125,7 +111,7 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
         Bias.load(tmp_path)
 
 
-def test_a_truncated_file_is_refused(small, path):
+def test_a_truncated_file_is_rejected(small, path):
     next(fitted(small)).save(path)
     whole = path.read_bytes()
     for length in (0, 4, 50, len(whole) - 1):
@@ -134,13 +120,7 @@ def test_a_truncated_file_is_refused(small, path):
             Bias.load(path)
 
 
-def test_a_foreign_safetensors_file_is_refused(path):
-    save_file({"weights": np.zeros(3)}, path)
-    with pytest.raises(NNNormError, match=r"holds no bias of this format .* it says 'nothing'"):
-        Bias.load(path)
-
-
-def test_a_bias_with_a_changed_number_is_refused(path):
+def test_a_bias_with_a_changed_number_is_rejected(path):
     bias = NNN(2, 0.5).fit(np.eye(4), 1 - np.eye(4), normalize=True)
     bias.save(path)
     whole = bytearray(path.read_bytes())
@@ -150,14 +130,16 @@ def test_a_bias_with_a_changed_number_is_refused(path):
         Bias.load(path)
 
 
-def test_a_later_format_is_refused_by_name(path):
-    save_file({"values": np.zeros(3)}, path, {"format": "nnnorm.bias/9"})
-    with pytest.raises(NNNormError, match=r"it says 'nnnorm\.bias/9'"):
+@pytest.mark.parametrize("metadata", [None, {"format": "nnnorm.bias/9"}])
+def test_a_file_of_another_format_is_rejected_by_name(path, metadata):
+    save_file({"values": np.zeros(3)}, path, metadata)
+    said = "nothing" if metadata is None else "nnnorm.bias/9"
+    with pytest.raises(NNNormError, match=rf"holds no bias of this format .* it says '{said}'"):
         Bias.load(path)
 
 
 @pytest.mark.parametrize("about", ["not json", "[]", '{"method": "nnn"}'])
-def test_a_damaged_header_is_refused(path, about):
+def test_a_damaged_header_is_rejected(path, about):
     save_file({"values": np.zeros(3)}, path, {"format": "nnnorm.bias/1", "bias": about})
     with pytest.raises(NNNormError, match=r"is a damaged bias file .* make it again"):
         Bias.load(path)

@@ -46,7 +46,7 @@ def corrector(made):
 
 
 def from_scratch(corrector, items):
-    """The values of all items by a fit with the same bank and centre."""
+    """The values of all items by a fit with the same bank and center."""
     references = corrector.references
     if corrector.center is None:
         second = corrector.gallery_references
@@ -98,7 +98,7 @@ def test_any_sequence_of_parts_gives_the_values_of_the_whole(data):
     np.testing.assert_allclose(found, from_scratch(corrector, rows), rtol=1e-5, atol=2e-6)
 
 
-def test_the_automatic_numbers_are_settled_once(made, corrector):
+def test_the_automatic_numbers_are_chosen_once(made, corrector):
     assert corrector.asked == NNN()
     assert isinstance(corrector.method.alpha, float)
     few = corrector.bias_for(made.new[:2])
@@ -136,7 +136,7 @@ def test_a_bank_is_rounded_before_the_first_number_is_computed(made):
     np.testing.assert_array_equal(corrector.bias.values, values)
 
 
-def test_every_intent_of_the_references_counts_once_as_in_a_fit(made):
+def test_every_unique_query_counts_once_as_in_a_fit(made):
     log = np.repeat(made.references, 3, axis=0)
     corrector = Corrector.fit(made.gallery, log)
     once = Corrector.fit(made.gallery, made.references)
@@ -220,7 +220,7 @@ def test_every_item_of_unit_norm_has_room_also_the_farthest(seed, norm):
     np.testing.assert_allclose(norms, corrector.augmentation.radius, rtol=1e-6)
 
 
-def test_raw_items_have_room_up_to_a_margin_and_are_refused_beyond_it(made):
+def test_raw_items_have_room_up_to_a_margin_and_are_rejected_beyond_it(made):
     lengths = np.linspace(1.0, 2.0, 100)[:, None]
     corrector = Corrector.fit(
         lengths * made.gallery, 2 * made.references, NNN(6, 0.7), normalize=False
@@ -245,7 +245,7 @@ def test_the_weight_is_on_the_side_of_the_queries(made, corrector):
 
 
 @pytest.mark.parametrize("method", ["bias_for", "transform_items", "transform_queries"])
-def test_rows_of_another_width_or_without_unit_norm_are_refused(made, corrector, method):
+def test_rows_of_another_width_or_without_unit_norm_are_rejected(made, corrector, method):
     ask = getattr(corrector, method)
     with pytest.raises(NNNormError, match=r"share dim; got 12 and 16. Were they encoded by diff"):
         ask(made.new[:, :12])
@@ -255,7 +255,7 @@ def test_rows_of_another_width_or_without_unit_norm_are_refused(made, corrector,
         ask(np.where(np.arange(60)[:, None] == 1, np.nan, made.new))
 
 
-def test_raw_rows_on_another_scale_are_refused_where_all_norms_are_equal(made):
+def test_raw_rows_on_another_scale_are_rejected_where_all_norms_are_equal(made):
     corrector = Corrector.fit(10 * made.gallery, 20 * made.references, normalize=False)
     assert corrector.transform_queries(20 * made.queries).shape == (80, 18)
     assert corrector.transform_items(10 * made.new).shape == (60, 18)
@@ -279,30 +279,26 @@ def test_queries_on_another_scale_than_raw_references_are_warned_of(made):
 
 
 @pytest.mark.parametrize("normalize", [None, False])
-def test_recent_queries_on_another_scale_than_the_bank_are_refused(made, normalize):
+def test_recent_queries_on_another_scale_than_the_bank_are_rejected(made, normalize):
     for references in (made.references, nnnorm.Bank.of(made.references)):
         with pytest.raises(NNNormError, match="recent has norms 20 to 20, but all references"):
             Corrector.fit(made.gallery, references, recent=20 * made.queries, normalize=normalize)
 
 
-def test_a_corrector_that_normalises_takes_rows_of_any_norm(made):
-    corrector = Corrector.fit(made.gallery, made.references, normalize=True)
-    for ask in (corrector.transform_items, corrector.transform_queries):
+def test_a_corrector_that_normalizes_takes_rows_of_any_norm_and_one_of_unit_rows_normalized_ones(
+    made, corrector
+):
+    normalizing = Corrector.fit(made.gallery, made.references, normalize=True)
+    for ask in (normalizing.transform_items, normalizing.transform_queries):
         np.testing.assert_allclose(ask(5 * made.new), ask(made.new), atol=1e-6)
     opened = nnnorm.open_embeddings(5 * made.new, normalize=True)
-    np.testing.assert_allclose(
-        corrector.transform_items(opened), corrector.transform_items(made.new), atol=1e-6
-    )
+    for one in (normalizing, corrector):
+        np.testing.assert_allclose(
+            one.transform_items(opened), one.transform_items(made.new), atol=1e-6
+        )
 
 
-def test_rows_that_were_normalised_when_opened_suit_a_corrector_of_unit_rows(made, corrector):
-    opened = nnnorm.open_embeddings(5 * made.new, normalize=True)
-    np.testing.assert_allclose(
-        corrector.transform_items(opened), corrector.transform_items(made.new), atol=1e-6
-    )
-
-
-def test_a_gallery_that_is_normalised_refuses_a_bank_that_is_not(made):
+def test_a_gallery_that_is_normalized_rejects_a_bank_that_is_not(made):
     opened = nnnorm.open_embeddings(made.gallery, name="gallery", normalize=True)
     with pytest.raises(NNNormError, match="gallery is normalized and references is not"):
         Corrector.fit(opened, 3 * made.references)
@@ -331,7 +327,7 @@ def test_items_of_another_model_of_the_same_width_are_warned_of():
         ("nnn", r"method must be a method such as NNN\(\); got str"),
     ],
 )
-def test_methods_without_a_value_for_later_items_are_refused(made, method, words):
+def test_methods_without_a_value_for_later_items_are_rejected(made, method, words):
     with pytest.raises(NNNormError, match=words):
         Corrector.fit(made.gallery, made.references, method)
 
@@ -382,7 +378,7 @@ def test_a_corrector_can_t_be_changed(corrector):
         corrector.references[0] = 1.0
 
 
-def test_files_that_hold_no_whole_corrector_are_refused(corrector, tmp_path):
+def test_files_that_hold_no_whole_corrector_are_rejected(corrector, tmp_path):
     path = tmp_path / "corrector.safetensors"
     with pytest.raises(NNNormError, match=r"there is no corrector file .*; make one with: nnnorm"):
         Corrector.load(path)
@@ -423,7 +419,7 @@ def test_a_file_that_lacks_a_part_is_called_damaged(corrector, tmp_path):
 # --- the next version -----------------------------------------------------------------------------
 
 
-def test_a_refit_settles_the_numbers_again_and_tells_how_far_values_moved(made):
+def test_a_refit_chooses_the_numbers_again_and_reports_how_far_values_moved(made):
     first = Corrector.fit(made.gallery, made.references[:100])
     second = first.refit(made.references, gallery=made.gallery)
     scratch = Corrector.fit(made.gallery, made.references)
@@ -435,13 +431,6 @@ def test_a_refit_settles_the_numbers_again_and_tells_how_far_values_moved(made):
     before, after = (float(one.bias.correction.mean()) for one in (first, second))
     assert moved.mean_shift == pytest.approx(after - before, abs=1e-5)
     assert (moved.n_items, moved.n_queries) == (100, len(second.references))
-
-
-def test_a_refit_with_the_same_bank_moves_nothing(made, corrector):
-    moved = corrector.refit(made.references, gallery=made.gallery).refit_report
-    assert moved.correlation == pytest.approx(1)
-    assert moved.mean_shift == pytest.approx(0, abs=1e-6)
-    assert moved.changed_first_places == 0
 
 
 def test_a_refit_takes_a_gallery_that_has_grown_and_keeps_the_second_bank(made):
@@ -484,12 +473,16 @@ def test_recent_queries_replace_mismatched_past_queries(from_elsewhere):
         assert (both.bias.params["past_queries"], len(both.references)) == ("both", 64 + len(own))
 
 
-def test_a_refit_takes_the_very_bank_of_the_fit(made):
+def test_a_refit_with_the_same_bank_moves_nothing(made):
     bank = nnnorm.Bank.of(made.references, normalize=True)
     for normalize in (None, True):
         corrector = Corrector.fit(made.gallery, bank, normalize=normalize)
         again = corrector.refit(bank, gallery=made.gallery)
         assert again.fingerprint == corrector.fingerprint
+        moved = again.refit_report
+        assert moved.correlation == pytest.approx(1)
+        assert moved.mean_shift == pytest.approx(0, abs=1e-6)
+        assert moved.changed_first_places == 0
 
 
 def test_a_refit_of_raw_inner_products_is_silent_about_norms(made):
@@ -531,7 +524,7 @@ def test_repeated_items_are_named_once(made):
     assert str(only.message).startswith("gallery has 100 different rows among 200")
 
 
-def test_references_that_are_the_gallery_are_refused(made):
+def test_references_that_are_the_gallery_are_rejected(made):
     with pytest.raises(NNNormError, match="sampled references are rows of gallery"):
         Corrector.fit(made.gallery, made.gallery)
     assert len(Corrector.fit(made.gallery, made.gallery, allow_gallery_rows=True).bias) == 100

@@ -120,7 +120,7 @@ def test_an_error_names_the_column_or_the_id(corrector, words):
 
 def test_values_do_not_depend_on_how_fast_a_worker_is(corrector, monkeypatch):
     right = make_worker(corrector)(table_of(ITEMS))["nnnorm_bias"]
-    for name in ("_OBSERVED", "_LONG"):  # the seconds after which "auto" turns to approximate means
+    for name in ("_QUICK", "_LONG"):  # the work after which "auto" turns to approximate means
         monkeypatch.setattr(f"nnnorm.solvers.{name}", -1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -38,7 +38,7 @@ def test_importing_nnnorm_and_using_it_loads_nothing_heavier_than_numpy():
     assert not modules_after(code) & (HEAVY | {"safetensors"})
 
 
-def test_importing_nnnorm_loads_none_of_its_own_rooms():
+def test_importing_nnnorm_loads_none_of_its_modules():
     code = "import nnnorm, sys\nprint(*(m for m in sys.modules if m.startswith('nnnorm.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
@@ -163,7 +163,7 @@ def test_this_check_of_imports_can_fail(tmp_path):
     assert list(wrong_imports(tmp_path)) == ["errors.py imports evaluation"]
 
 
-def test_input_is_never_checked_by_assert_nor_refused_by_a_bare_exception():
+def test_input_is_never_checked_by_assert_nor_rejected_by_a_bare_exception():
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(read_tree(path)):
             assert not isinstance(node, ast.Assert), f"{path.name}:{node.lineno}"

@@ -69,11 +69,6 @@ def test_the_dense_matrix_holds_the_same_scores(small, bias):
     )
 
 
-def test_one_query_and_one_item(small):
-    found = search(small.queries[:1], small.gallery[:1], k=1)
-    assert found.indices.tolist() == [[0]]
-
-
 # --- the correction as extra dimensions ----------------------------------------------------------
 
 
@@ -106,14 +101,17 @@ def test_augmented_vectors_rank_as_the_search_does(target, weight, center, scale
     np.testing.assert_array_equal(nearest(target, items, asked, 20), expected.indices)
 
 
-def test_inner_products_of_augmented_vectors_are_the_corrected_scores(small, bias):
+def test_inner_products_of_augmented_vectors_are_the_corrected_scores(small):
+    bias = DualSoftmax(20.0, 5.0).fit(
+        small.gallery, small.references, gallery_references=small.gallery_references
+    )
     items, asked = augment_gallery(small.gallery, bias), augment_queries(small.queries, bias)
     assert items.shape == (23, 13)
     assert asked.shape == (11, 13)
     np.testing.assert_allclose(asked @ items.T, corrected(small, bias), atol=1e-6)
 
 
-def test_centring_shifts_all_scores_by_one_known_number(small, bias):
+def test_centering_shifts_all_scores_by_one_known_number(small, bias):
     items = augment_gallery(small.gallery, bias, center=True)
     shifted = augment_queries(small.queries, bias) @ items.T
     expected = corrected(small, bias) + bias.weight * bias.values.mean()
@@ -129,27 +127,10 @@ def test_equal_norm_items_all_have_the_same_norm(small, bias, target):
     assert (augment_queries(small.queries, bias, target=target)[:, -1] == 0).all()
 
 
-def test_dual_softmax_too_is_one_extra_dimension(small):
-    bias = DualSoftmax(20.0, 5.0).fit(
-        small.gallery, small.references, gallery_references=small.gallery_references
-    )
-    items, asked = augment_gallery(small.gallery, bias), augment_queries(small.queries, bias)
-    expected = search(small.queries, small.gallery, bias, k=23).indices
-    np.testing.assert_array_equal(reference.rank(asked @ items.T, 23), expected)
-
-
 # --- a ranking on disk ---------------------------------------------------------------------------
 
 
-def test_a_ranking_survives_the_disk(tmp_path, small, bias):
-    found = search(small.queries, small.gallery, bias, k=4)
-    found.save(tmp_path / "ranking.npz")
-    back = Ranking.load(tmp_path / "ranking.npz")
-    np.testing.assert_array_equal(back.indices, found.indices)
-    np.testing.assert_array_equal(back.scores, found.scores)
-
-
-def test_a_ranking_file_that_is_none_is_refused(tmp_path):
+def test_a_ranking_file_that_is_none_is_rejected(tmp_path):
     (tmp_path / "text.npz").write_text("hello")
     np.savez(tmp_path / "other.npz", other=np.eye(2))
     for name in ("text.npz", "other.npz"):
@@ -172,22 +153,16 @@ def test_k_out_of_range_says_both_numbers(small, k):
         search(small.queries, small.gallery, k=k)
 
 
-def test_queries_of_another_dim_are_refused(small, bias):
+def test_queries_of_another_dim_are_rejected(small, bias):
     with pytest.raises(NNNormError, match=r"queries and gallery must share dim; .*\(11, 5\)"):
         search(small.queries[:, :5], small.gallery)
     with pytest.raises(NNNormError, match="must share dim; got 5 and 12"):
         augment_queries(small.queries[:, :5], bias)
 
 
-def test_a_bias_of_another_size_is_refused(small, bias):
-    with pytest.raises(
-        NNNormError,
-        match="this bias is for a gallery of 23 items, but gallery has 20; fit the bias",
-    ):
+def test_a_bias_of_another_gallery_is_rejected(small, bias):
+    with pytest.raises(NNNormError, match="for a gallery of 23 items, but gallery has 20; fit the"):
         search(small.queries, small.gallery[:20], bias)
-
-
-def test_a_bias_of_another_gallery_is_refused(small, bias):
     for other in (small.gallery[::-1], small.gallery + 1e-3):
         for use in (
             lambda g: search(small.queries, g, bias),
@@ -198,15 +173,15 @@ def test_a_bias_of_another_gallery_is_refused(small, bias):
                 use(other)
 
 
-def test_a_bias_of_normalised_rows_is_refused_for_raw_ones_and_says_why(small):
+def test_a_bias_of_normalized_rows_is_rejected_for_raw_ones_and_says_why(small):
     unit = open_embeddings(small.gallery, normalize=True)
     bias = NNN(reference_k=5, alpha=0.5).fit(unit, small.references, normalize=True)
     search(small.queries, unit, bias, normalize=True)
-    with pytest.raises(NNNormError, match="fitted on normalised rows, but gallery is not normal"):
+    with pytest.raises(NNNormError, match="fitted on normalized rows, but gallery is not normal"):
         search(small.queries, small.gallery, bias)
 
 
-def test_normalised_and_raw_rows_are_not_searched_together(small):
+def test_normalized_and_raw_rows_are_not_searched_together(small):
     unit = open_embeddings(small.gallery, name="gallery", normalize=True)
     with pytest.raises(NNNormError, match="gallery is normalized and queries is not"):
         search(5 * small.queries, unit)
@@ -271,7 +246,7 @@ def test_a_bias_must_be_one(small):
         search(small.queries, small.gallery, Bias(np.zeros(23), 1.0, "nnn"), weight=1e39)
 
 
-def test_unknown_targets_and_scales_are_refused(small, bias):
+def test_unknown_targets_and_scales_are_rejected(small, bias):
     with pytest.raises(NNNormError, match="target must be 'ip', 'cosine' or 'l2'; got 'dot'"):
         augment_gallery(small.gallery, bias, target="dot")
     with pytest.raises(NNNormError, match="scale must be positive; got 0"):
@@ -286,7 +261,7 @@ def test_a_bias_from_ready_scores_fits_any_gallery_of_its_size(small):
     assert isinstance(bias, Bias)
 
 
-# --- ids, normalisation, wrong arguments ----------------------------------------------------------
+# --- ids, normalization, wrong arguments ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("ids", [np.arange(23) + 100, [f"photo-{n}" for n in range(23)]])
@@ -296,11 +271,9 @@ def test_ids_name_the_items_that_come_back_and_survive_the_disk(small, tmp_path,
     found = search(small.queries, small.gallery, bias, k=3, ids=ids)
     np.testing.assert_array_equal(found.ids, np.asarray(ids)[found.indices])
     found.save(tmp_path / "ranking.npz")
-    np.testing.assert_array_equal(Ranking.load(tmp_path / "ranking.npz").ids, found.ids)
-
-
-def test_without_ids_a_ranking_has_none(small):
-    assert search(small.queries, small.gallery).ids is None
+    back = Ranking.load(tmp_path / "ranking.npz")
+    for name in ("ids", "indices", "scores"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(found, name))
 
 
 @pytest.mark.parametrize("ids", [range(22), np.zeros((23, 2)), np.zeros(23), [None] * 23])
@@ -327,4 +300,6 @@ def test_queries_and_gallery_in_the_wrong_order_are_named(small, bias):
 
 
 def test_a_ranking_prints_in_one_line(small):
-    assert repr(search(small.queries, small.gallery, k=3)) == "Ranking(11 queries, k=3)"
+    found = search(small.queries, small.gallery, k=3)
+    assert found.ids is None
+    assert repr(found) == "Ranking(11 queries, k=3)"

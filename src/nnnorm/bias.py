@@ -1,7 +1,7 @@
 """`Bias`: one number per gallery item, with its provenance; and `Popularity`, to be added to it.
 
 A search ranks by ``s(q, r) − weight·values[r]``. The values belong to one gallery in one order, so
-a bias records the size and fingerprint of that gallery and refuses any other. It is saved as one
+a bias records the size and fingerprint of that gallery and rejects any other. It is saved as one
 `.safetensors` file (numbers and JSON, nothing executable), written whole or not at all.
 
 A correction takes hubs off; what people do want often should stay: ``bias + Popularity(clicks)``
@@ -11,7 +11,7 @@ adds ``weight·log(1 + clicks)`` to the corrected score, still as one number per
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -130,15 +130,15 @@ class Bias:
     params : mapping
         What the method was fitted with, and what it chose by itself. Read-only.
     n_references, dim : int or None
-        Size of the bank, and of the embeddings (None where ready scores were given).
+        Size of the bank, and of the embeddings (None for ready scores).
     fingerprints : mapping
-        Of ``gallery``, ``references`` and ``gallery_references``, where there were embeddings.
+        Of ``gallery``, ``references`` and ``gallery_references``; empty for ready scores.
     gates : tuple of Gate
         Empty, except for QBNorm and DualDIS, which decide per query.
     version, created : str
         Version of nnnorm and UTC time.
     reference_norms : (float, float) or None
-        Smallest and largest norm of the references; None where ready scores were given.
+        Smallest and largest norm of the references; None for ready scores.
 
     Examples
     --------
@@ -178,16 +178,18 @@ class Bias:
                     f"a gate must have one entry per item, {values.shape}; got "
                     f"{gate.values.shape} and {gate.active.shape}"
                 )
-        object.__setattr__(self, "values", values)
-        object.__setattr__(self, "weight", check_weight(self.weight))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        checked = {
+            "values": values,
+            "weight": check_weight(self.weight),
+            "params": MappingProxyType(dict(self.params)),
+            "fingerprints": MappingProxyType(dict(self.fingerprints)),
+            "version": self.version or __version__,
+            "created": self.created or now,
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         check_correction(self.weight, values)
-        for name in ("params", "fingerprints"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        if not self.version:
-            object.__setattr__(self, "version", __version__)
-        if not self.created:
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            object.__setattr__(self, "created", now)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -208,9 +210,8 @@ class Bias:
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only mapping can't be copied or sent to a worker process, and arrays would arrive
         # there writable, so a copy is built from its parts.
-        parts = {part.name: getattr(self, part.name) for part in fields(self)}
-        parts |= {"params": dict(self.params), "fingerprints": dict(self.fingerprints)}
-        return type(self), tuple(parts.values())
+        parts = vars(self) | {"params": dict(self.params), "fingerprints": dict(self.fingerprints)}
+        return type(self), tuple(parts[name] for name in self.__dataclass_fields__)
 
     def __add__(self, other: Popularity) -> "Bias":
         """Add a popularity, so that hubs go and what is often right stays."""
@@ -264,27 +265,12 @@ class Bias:
         return None if reference_k is None else int(reference_k)
 
     def fits(self, gallery: Embeddings) -> bool:
-        """Whether this bias was fitted for that very gallery, as far as its provenance tells.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from nnnorm import open_embeddings
-        >>> Bias(np.array([0.1, 0.2]), 1.0, "nnn").fits(open_embeddings(np.eye(3)))
-        False
-        """
+        """Whether this bias was fitted for that very gallery, as far as its provenance shows."""
         expected = self.fingerprints.get("gallery")
         return len(gallery) == len(self) and expected in (None, gallery.fingerprint)
 
     def check_gallery(self, gallery: Embeddings) -> None:
-        """Raise unless this bias was fitted for that very gallery, in that order.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from nnnorm import open_embeddings
-        >>> Bias(np.array([0.1, 0.2]), 1.0, "nnn").check_gallery(open_embeddings(np.eye(2)))
-        """
+        """Raise unless this bias was fitted for that very gallery, in that order."""
         if len(gallery) != len(self):
             raise NNNormError(
                 f"this bias is for a gallery of {len(self)} items, but {gallery.name} has "
@@ -296,8 +282,8 @@ class Bias:
         if expected.partition(":")[0] == gallery.fingerprint.partition(":")[0]:
             was, now = ("", "not ") if expected.endswith(":unit") else ("not ", "")
             raise NNNormError(
-                f"this bias was fitted on {was}normalised rows, but {gallery.name} is {now}"
-                "normalised here; use the same normalize (--normalize) for fit and search"
+                f"this bias was fitted on {was}normalized rows, but {gallery.name} is {now}"
+                "normalized here; use the same normalize (--normalize) for fit and search"
             )
         raise NNNormError(
             f"this bias was fitted on another gallery: {gallery.name} has as many items but other "
@@ -305,14 +291,7 @@ class Bias:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the numbers, ready for JSON.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> Bias(np.array([0.1, 0.2]), 1.0, "is").to_dict()["method"]
-        'is'
-        """
+        """Everything but the numbers, ready for JSON."""
         return {
             "method": self.method,
             "params": dict(self.params),
@@ -364,15 +343,7 @@ class Bias:
 
     @classmethod
     def from_dict(cls, arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> "Bias":
-        """Build a bias from its arrays and what `to_dict` gave.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> bias = Bias(np.array([0.1, 0.2]), 0.5, "nnn")
-        >>> Bias.from_dict({"values": bias.values}, bias.to_dict()).weight
-        0.5
-        """
+        """Build a bias from its arrays and what `to_dict` gave."""
         gates = tuple(
             Gate(arrays[f"gate.{number}.values"], arrays[f"gate.{number}.active"])
             for number in range(len(about["n_active"]))

@@ -323,7 +323,7 @@ class Corrector:
                 "used, and the refit has none, so the new bank is used whatever it is like; pass "
                 "recent= to decide again"
             )
-        # A bank that is normalised suits unit rows too, which False would refuse.
+        # A bank that is normalized suits unit rows too, which False would reject.
         normalize = True if self.normalize else None if self.unit else False
         past = open_references(references, normalize=normalize)
         new = Corrector.fit(

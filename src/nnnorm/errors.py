@@ -53,7 +53,9 @@ def keep_interrupts() -> Iterator[None]:
         raise
     except Exception as error:
         reason: BaseException | None = error
-        while reason is not None:
+        seen = set()
+        while reason is not None and id(reason) not in seen:  # those of Milvus go in a circle
+            seen.add(id(reason))
             if isinstance(reason, KeyboardInterrupt) or str(reason).startswith(_INTERRUPTED):
                 raise KeyboardInterrupt from error
             reason = reason.__cause__ or reason.__context__

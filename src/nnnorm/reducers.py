@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
-# exp of less is negligible beside the maximum's 1, and would be subnormal, which is slow.
+# exp of less is negligible next to the maximum's 1, and would be subnormal, which is slow.
 LEAST_EXPONENT = np.float32(-80)
 # Passes over pieces of this many scores (1 MB) stay in the cache and are long enough for threads
 # to wait little; BLAS does not split rows of this many columns.

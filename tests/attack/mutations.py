@@ -62,26 +62,24 @@ def mutate(path: Path, rng: random.Random) -> Damage:
 
 
 def _mutate_folder(folder: Path, rng: random.Random) -> Damage:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    chosen = rng.choice(files)
+    chosen = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    name = chosen.relative_to(folder.parent)
     way = rng.randrange(8)
     if way == 0:
         chosen.unlink()
-        return Damage(f"{chosen.relative_to(folder.parent)} is gone", "either")
+        return Damage(f"{name} is gone", "either")
     if way == 1:
         chosen.unlink()
         chosen.mkdir()
-        return Damage(f"{chosen.relative_to(folder.parent)} is a folder", "either")
+        return Damage(f"{name} is a folder", "either")
     if way == 2:
         new = chosen.with_name(rng.choice(["x_7.npy", "img_emb_99.npy", "notes.txt", ".hidden"]))
         chosen.rename(new)
-        return Damage(f"{chosen.relative_to(folder.parent)} is named {new.name}", "either")
+        return Damage(f"{name} is named {new.name}", "either")
     done = mutate(chosen, rng)
-    if done.name is not None:
-        return Damage(f"{chosen.relative_to(folder.parent)}: {done.what}", "either")
     # A file that is not needed may be anything.
-    must = "judge" if done.must == "judge" else "either"
-    return Damage(f"{chosen.relative_to(folder.parent)}: {done.what}", must)
+    must = "judge" if done.must == "judge" and done.name is None else "either"
+    return Damage(f"{name}: {done.what}", must)
 
 
 # --- bytes ---------------------------------------------------------------------------------------
@@ -90,35 +88,27 @@ def _mutate_folder(folder: Path, rng: random.Random) -> Damage:
 def _damage_bytes(path, rng):
     content = bytearray(path.read_bytes()) or bytearray(1)
     size = len(content)
-    way = rng.choice(["bits", "cut", "longer", "empty", "zeros", "ones", "twice", "head", "random"])
-    if way == "bits":
-        n_bits = rng.choice([1, 1, 3, 20])
-        for _ in range(n_bits):
-            content[rng.randrange(size)] ^= 1 << rng.randrange(8)
-        what = f"{n_bits} bits changed"
-    elif way == "cut":
-        kept = rng.choice([1, 4, 8, 10, 16, 60, size // 2, size - 1, rng.randrange(size)])
-        content = content[:kept]
-        what = f"cut after {kept} bytes"
-    elif way == "longer":
-        content += rng.randbytes(rng.choice([1, 8, 1000]))
-        what = "bytes appended"
-    elif way == "empty":
-        content, what = bytearray(), "empty"
-    elif way in ("zeros", "ones", "random"):
-        start = rng.randrange(size)
-        length = rng.choice([4, 16, 200, size])
-        stop = min(size, start + length)
-        fill = {"zeros": b"\0", "ones": b"\xff"}.get(way)
-        content[start:stop] = fill * (stop - start) if fill else rng.randbytes(stop - start)
-        what = f"{way} from byte {start} to {stop}"
-    elif way == "twice":
-        content, what = content + content, "twice in a row"
-    else:
-        place = rng.randrange(min(128, size))
-        content[place] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
-        what = f"byte {place} of the head is {content[place]}"
-    path.write_bytes(content)
+    start, kept = rng.randrange(size), rng.choice([1, 4, 8, 10, 16, 60, size // 2, size - 1])
+    stop = min(size, start + rng.choice([4, 16, 200, size]))
+    flipped = bytearray(content)
+    for _ in range(rng.choice([1, 1, 3, 20])):
+        flipped[rng.randrange(size)] ^= 1 << rng.randrange(8)
+    head = bytearray(content)
+    head[rng.randrange(min(128, size))] = rng.choice([0, 1, 0x7F, 0x80, 0xFF])
+    ways = {
+        "bits changed": flipped,
+        "a byte of the head changed": head,
+        f"cut after {kept} bytes": content[:kept],
+        f"cut after {start} bytes": content[:start],
+        "bytes appended": content + rng.randbytes(rng.choice([1, 8, 1000])),
+        "empty": b"",
+        "twice in a row": content + content,
+    }
+    for name, fill in (("zeros", bytes), ("ones", lambda n: b"\xff" * n), ("noise", rng.randbytes)):
+        changed = content[:start] + fill(stop - start) + content[stop:]
+        ways[f"{name} from byte {start} to {stop}"] = changed
+    what = rng.choice(list(ways))
+    path.write_bytes(ways[what])
     return Damage(what)
 
 
@@ -490,56 +480,49 @@ def _damage_separated(path, rng):
     if rng.random() < 0.3:
         return _damage_text(path, rng)
     separator = "\t" if path.suffix == ".tsv" else ","
-    lines = path.read_text().splitlines()
-    place = rng.randrange(len(lines))
-    cells = lines[place].split(separator)
-    cell = rng.randrange(len(cells))
-    odd = [
+    header, *rows = (line.split(separator) for line in path.read_text().splitlines())
+    row = rng.choice(rows)
+    cell = rng.randrange(len(row))
+    odd = rng.choice([
         "", "nan", "inf", "-1", "1e999", '"', '""', 'a"b', "'", "[", "[1, 2]", "x" * 200_000,
         "=1+1", "\u2028", "\0", "9" * 400, "0", "2026-13-45", "true", " ",
-    ]  # fmt: skip
-    way = rng.choice(["cell"] * 4 + ["fewer", "more", "row", "header", "header only"])
+    ])  # fmt: skip
+    way = rng.choice(["cell"] * 4 + ["fewer", "more", "row", "header", "no rows"])
     if way == "cell":
-        cells[cell] = rng.choice(odd)
-        what = f"{cells[cell][:20]!r} in cell {cell}"
+        row[cell] = odd
     elif way == "fewer":
-        del cells[cell]
-        what = "a cell less"
+        del row[cell]
     elif way == "more":
-        cells.insert(cell, rng.choice(odd))
-        what = "a cell more"
-    elif way == "header":
-        place, cells = 0, rng.choice([["x"], lines[0].split(separator)[::-1], [""], ["a", "a"]])
-        what = f"header {cells}"
+        row.insert(cell, odd)
     elif way == "row":
-        cells, what = [rng.choice(odd)], "another row"
+        row[:] = [odd]
+    elif way == "header":
+        header = rng.choice([["x"], header[::-1], [""], ["a", "a"]])
     else:
-        lines, place, cells, what = lines[:1], 0, lines[0].split(separator), "no rows"
-    lines[place] = separator.join(cells)
-    path.write_text("\n".join(lines) + "\n")
-    return Damage(f"line {place + 1}: {what}")
+        rows = []
+    path.write_text("".join(separator.join(cells) + "\n" for cells in (header, *rows)))
+    return Damage(f"{way}: {odd[:20]!r} in cell {cell}, header {header}")
 
 
 def _damage_lines(path, rng):
     if rng.random() < 0.3:
         return _damage_text(path, rng)
     lines = path.read_text().splitlines()
-    way = rng.choice(["fewer", "more", "twice", "blank", "long", "odd"])
     place = rng.randrange(len(lines))
-    if way == "fewer":
-        del lines[place]
-    elif way == "more":
-        lines.append("another")
-    elif way == "twice":
-        lines[place] = lines[place - 1]
-    elif way == "blank":
-        lines[place] = ""
-    elif way == "long":
-        lines[place] = "x" * 10**6
-    else:
-        lines[place] = rng.choice(["\u2028", "../..", "/dev/zero", "\x1b[31m", "a\x0bb", "-"])
-    path.write_text("\n".join(lines) + "\n")
-    return Damage(f"line {place + 1}: {way}")
+    odd = [
+        "",
+        "x" * 10**6,
+        lines[place - 1],
+        "\u2028",
+        "../..",
+        "/dev/zero",
+        "\x1b[31m",
+        "a\x0bb",
+        "-",
+    ]
+    new = rng.choice([[], [lines[place], "another"], *([one] for one in odd)])
+    path.write_text("\n".join([*lines[:place], *new, *lines[place + 1 :]]) + "\n")
+    return Damage(f"line {place + 1} is {str(new)[:40]}")
 
 
 def _damage_picture(path, rng):

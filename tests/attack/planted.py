@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import time
 
 import numpy as np
@@ -65,7 +66,7 @@ def refused():
     """A name that is not understood."""
 
     def act():
-        if any(not name.isascii() or " " in name for name in os.listdir()):
+        if any(re.search(r"[^\w.-]", name, re.ASCII) for name in os.listdir()):
             raise NNNormError("this name can't be read")
 
     _before_every_opening(act)

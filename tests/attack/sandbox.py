@@ -126,7 +126,7 @@ def _load_command():
 
 
 def _answer(request, command):
-    out, err = _file(), _file()
+    out, err = os.memfd_create("out"), os.memfd_create("err")
     child = os.fork()
     if child == 0:
         _be_child(request, command, out, err)
@@ -152,18 +152,6 @@ def _answer(request, command):
         "out": _content(out),
         "err": _content(err),
     }
-
-
-def _file():
-    return os.memfd_create("output") if hasattr(os, "memfd_create") else _temporary()
-
-
-def _temporary():
-    import tempfile
-
-    file, path = tempfile.mkstemp()
-    os.unlink(path)
-    return file
 
 
 def _content(file):

@@ -214,8 +214,3 @@ def test_one_query_repeated_corrects_nothing(rng):
 
 def test_a_gallery_of_one_item_corrects_nothing(rng):
     assert NNN().fit(cloud(rng, 1), cloud(rng, 500)).weight == 0.0
-
-
-def test_the_choice_is_the_same_every_time(rng):
-    scores = rng.normal(size=(300, 320))
-    assert NNN().fit_scores(scores).params == NNN().fit_scores(scores).params

@@ -2,8 +2,6 @@
 
 import dataclasses
 import pickle
-import re
-from pathlib import Path
 from typing import ClassVar, get_args
 
 import numpy as np
@@ -24,7 +22,6 @@ from nnnorm.methods import (
 )
 from nnnorm.methods.base import Method, Variant
 
-SOURCE = Path(nnnorm.__file__).parent
 BETAS = {"beta_query": 20.0, "beta_gallery": 5.0}
 
 
@@ -63,18 +60,6 @@ def test_every_list_of_methods_is_that_of_the_registry():
     names = [variant.name for kind in registry.METHODS for variant in kind.variants]
     assert list(METHOD_NAMES) == names == list(get_args(MethodName))
     assert check_methods("all", True) == [name for name in names if name != "none"]
-
-
-def test_no_other_room_lists_the_methods():
-    several = re.compile(r'"(csls|dn|is|qbnorm|dualis|dualdis|sinkhorn)"[:,)\]]')
-    for path in SOURCE.rglob("*.py"):
-        room = path.relative_to(SOURCE).parts[0]
-        if room in ("methods", "demo.py"):  # the demo compares some of them
-            continue
-        lines = path.read_text(encoding="utf-8").splitlines()
-        lines = [line for line in lines if not line.strip().startswith((">>>", "..."))]
-        found = set(several.findall("\n".join(lines))) - {"is"}
-        assert not found, f"{path} names {found}"
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)

@@ -38,6 +38,15 @@ def test_the_means_come_with_intervals_and_with_what_they_do_not_show(found):
     assert "Target shares: feminine 0.5, masculine 0.5" in means.notes[0]
 
 
+def test_a_terminal_of_80_columns_shows_before_and_change(found, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    means, _ = tabulate_audit(found)
+    means.print()
+    shown = " ".join(capsys.readouterr().out.split())
+    for row in means.rows:
+        assert " ".join((row[0], row[1], row[3])) in shown
+
+
 def test_a_change_in_the_last_bits_is_no_change_below_zero(found):
     line = Line("bias@6", *[Interval(-1e-17, -0.0, 0.2)] * 3)
     means, _ = tabulate_audit(replace(found, lines=(line,)))

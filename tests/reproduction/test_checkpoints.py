@@ -78,51 +78,18 @@ def unit(rows):
 @pytest.mark.parametrize(
     ("kind", "change", "words"),
     [
-        ("albef", lambda s: s.pop("vision_proj.bias"), r"lacks tensors \(1\): vision_proj\.bias;"),
         (
             "albef",
             lambda s: s.pop("visual_encoder.blocks.0.attn.qkv.weight"),
             r"lacks tensors \(1\): vision_model\.encoder\.layers\.0\.self_attn\.qkv\.weight;",
         ),
-        (
-            "albef",
-            lambda s: s.update({"x.weight": torch.ones(2)}),
-            r"has unknown tensors \(1\): x\.weight;",
-        ),
-        (
-            "albef",
-            lambda s: s.update({"text_proj.bias": torch.ones(3)}),
-            r"text_proj\.bias: .*\[3\].*\[16\]",
-        ),
+        ("albef", lambda s: s.update({"text_proj.bias": torch.ones(3)}), r"bias: .*\[3\].*\[16\]"),
         ("albef", lambda s: s.pop("text_proj.weight"), "not a checkpoint of ALBEF: it has no"),
-        (
-            "beit3",
-            lambda s: s.pop("vision_head.weight"),
-            r"lacks tensors \(1\): vision_head\.weight;",
-        ),
-        (
-            "beit3",
-            lambda s: s.pop("beit3.encoder.layers.0.self_attn.q_proj.B.weight"),
-            r"lacks tensors \(1\): beit3\.encoder\.layers\.0\.self_attn\.q_proj\.B\.weight;",
-        ),
-        (
-            "beit3",
-            lambda s: s.update({"mlm.weight": torch.ones(2)}),
-            r"has unknown tensors \(1\): mlm\.weight;",
-        ),
+        ("beit3", lambda s: s.pop("vision_head.weight"), r"\(1\): vision_head\.weight;"),
+        ("beit3", lambda s: s.update({"mlm": torch.ones(2)}), r"has unknown tensors \(1\): mlm"),
         ("beit3", lambda s: s.pop("beit3.text_embed.weight"), "not a checkpoint of BEiT-3: it has"),
-        (
-            "beit3",
-            lambda s: s.update({"beit3.text_embed.weight": torch.ones(64, 100)}),
-            "does not fit this model: size mismatch",
-        ),
         ("blip", lambda s: s.pop("itm_head.weight"), r"lacks tensors \(1\): itm_head\.weight"),
         ("blip", lambda s: s.pop("text_proj.weight"), "not a checkpoint of BLIP retrieval: it has"),
-        (
-            "blip",
-            lambda s: s.update({"some.head": torch.zeros(3)}),
-            r"has unknown tensors \(1\): some.head",
-        ),
         ("blip", lambda s: {"x": torch.zeros(3)}, "is neither ALBEF's or BLIP's .* nor BEiT-3's"),
     ],
 )

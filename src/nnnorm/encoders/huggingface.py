@@ -94,8 +94,8 @@ class HuggingFace(Encoder):
             preprocessing = json.loads(self._processor.to_json_string())
         else:
             preprocessing = self._load_sounds(options)
-        self.dim = self._find_dim()
         self.context = self._find_context(kind)
+        self.dim = self.embed_texts(["a"]).shape[1]
         is_folder = Path(model).is_dir()
         weights = [*Path(model).glob("*.safetensors"), *Path(model).glob("*.bin")]
         texts = {"tokenizer": type(self._tokenizer).__name__, "max_length": self.context}
@@ -203,13 +203,6 @@ class HuggingFace(Encoder):
         self._processor, self.rate = sounds, int(sounds.sampling_rate)
         seconds = sounds.nb_max_samples / self.rate
         return f"mono, {self.rate} Hz, the first {seconds:g} s, shorter ones: {sounds.padding}"
-
-    def _find_dim(self) -> int:
-        if self._type == "blip":
-            return int(self._config.image_text_hidden_size)
-        if self._is_siglip:
-            return int(self._config.vision_config.hidden_size)
-        return int(self._config.projection_dim)
 
     def _find_context(self, kind: _Kind) -> int:
         text = self._config.text_config

@@ -129,6 +129,10 @@ class Check:
             found["hubs"]["id"] = self.name_item(self.hubs.item)
         return found
 
+    def __repr__(self) -> str:
+        sizes = f"{self.n_queries:,} queries, {self.n_gallery:,} items"
+        return f"Check({self.verdict!r}, hubs {self.hubs.severity}, {sizes})"
+
     def __str__(self) -> str:
         return "\n".join([self.summary(), *_labelled("Next", list(self.next))])
 

@@ -24,16 +24,15 @@ from nnnorm.dedup import (
     drop_copies,
     is_sample,
 )
-from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
 from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
 from nnnorm.evaluation.sweep import check_grids
-from nnnorm.evaluation.truth import warn_of_mismatched_bank, warn_of_overlap
+from nnnorm.evaluation.truth import check_bank, warn_of_overlap
 from nnnorm.evaluation.tuning import Select, check_methods, check_select, try_settings
 from nnnorm.files import Progress
-from nnnorm.input_checks import check_inputs
 from nnnorm.methods import NNN, NO_CORRECTION, Grid, MethodName, Statistics
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
@@ -352,13 +351,9 @@ class _Study:
     def check_bank(self, bank: Embeddings) -> None:
         """Warn of references that are queries, items, or unlike the queries."""
         test, held = self._test, self._held
-        for rows in (test.queries, bank):
-            check_same_dim(rows, test.gallery)
-        warn_of_overlap(bank, test.queries)
         if held is not None and held.queries.fingerprint != test.queries.fingerprint:
             warn_of_overlap(bank, held.queries, role="validation queries")
-        check_inputs(test.gallery, bank, allow_gallery_rows=None, compare=False)
-        warn_of_mismatched_bank(bank, *test)
+        check_bank(bank, *test)
 
     def run(
         self,

@@ -124,6 +124,10 @@ class Scan:
     budget: int | None
     ids: npt.NDArray[Any] | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        n_bad, n_watched = self.count("remove"), self.count("watch")
+        return f"Scan({self.n_items:,} items, {n_bad:,} to remove, {n_watched:,} to watch)"
+
     @property
     def verdicts(self) -> list[Verdict]:
         """The verdict on every item."""

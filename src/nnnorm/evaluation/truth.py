@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.arrays import read_npy
-from nnnorm.embeddings import Embeddings
+from nnnorm.embeddings import Embeddings, check_same_dim
 from nnnorm.errors import NNNormError, first_line, warn
-from nnnorm.input_checks import warn_of_mismatch
+from nnnorm.input_checks import check_inputs, warn_of_mismatch
 from nnnorm.tables import read_json
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -198,6 +198,17 @@ def warn_of_mismatched_bank(
         right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
         queries = one_per_cluster(queries, right)
     warn_of_mismatch(references, queries, gallery)
+
+
+def check_bank(
+    references: Embeddings, queries: Embeddings, gallery: Embeddings, truth: Any
+) -> None:
+    """Warn of references that are queries, items, or unlike the queries."""
+    for rows in (queries, references):
+        check_same_dim(rows, gallery)
+    warn_of_overlap(references, queries)
+    check_inputs(gallery, references, allow_gallery_rows=None, compare=False)
+    warn_of_mismatched_bank(references, queries, gallery, truth)
 
 
 def _bytes_of_rows(embeddings: Embeddings) -> Iterator[bytes]:

@@ -33,14 +33,8 @@ from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
 from nnnorm.evaluation.metrics import Counter, Evaluation, evaluate, join_folds, measure_gain
 from nnnorm.evaluation.sweep import GateWatch, Setting, make_settings, sweep_hits
-from nnnorm.evaluation.truth import (
-    clusters_of,
-    open_truth,
-    warn_of_mismatched_bank,
-    warn_of_overlap,
-)
+from nnnorm.evaluation.truth import check_bank, clusters_of, open_truth
 from nnnorm.files import Progress
-from nnnorm.input_checks import check_inputs
 from nnnorm.methods import (
     METHOD_NAMES,
     NNN,
@@ -271,13 +265,12 @@ def tune(
     names = check_methods(methods, gallery_bank is not None)
     if clicks is not None:
         names = _check_clicks(clicks, len(items), names, is_all=methods == "all")
-    warn_of_overlap(bank, asked)
-    check_inputs(items, bank, allow_gallery_rows=None, compare=False)
+    right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
+    check_bank(bank, asked, items, right)
     used = drop_copies(bank, duplicates, progress)
     trial = try_settings(
-        names, items, used, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
+        names, items, used, gallery_bank, asked, right, clusters=clusters, grids=grids, **options
     )
-    warn_of_mismatched_bank(bank, asked, items, trial.raw.truth)
     by_rule, by_maximum = trial.choose("one-standard-error"), trial.choose("max")
     chosen = by_rule if select == "one-standard-error" else by_maximum
     bias, measured = trial.bias(chosen), trial.evaluation(chosen)

@@ -122,9 +122,10 @@ class _Recording:
         for item in hubs:
             self._ask("hub", item=item)
         for number, (shown, method) in enumerate(settings):
-            for path in ("hubs", "map/values", "quality"):
-                with suppress(NNNormError):  # too few queries for an interval
-                    self._ask(path, shown, method=method)
+            self._ask("hubs", shown, method=method)
+            self._ask("map/values", shown, method=method)
+            with suppress(NNNormError):  # too few queries for an interval
+                self._ask("quality", shown, method=method)
             for one in queries:
                 self._ask("search", shown, method=method, query=one["query"])
             for item in hubs:
@@ -146,21 +147,19 @@ class _Recording:
 
     def _settings(self) -> Iterator[tuple[dict[str, Any], Setting]]:
         """The settings of the page, in the address and opened: automatic ones, then a grid."""
-        session = self.session
-        given: list[dict[str, Any]] = [{"weight": weight} for weight in self._weights]
-        center = bool(session.automatic.params.get("center"))
-        grid = [
-            {"reference_k": k, "alpha": alpha, "center": center}
-            for k in self._ks
-            for alpha in _ALPHAS
-        ]
-        of_methods = {Served.name: [{}, *given]} if given else {}
-        for name, settings in {**of_methods, "nnn": [{}, *grid]}.items():
-            for params in settings:
-                # As JavaScript writes numbers and truth values.
-                shown = {one: json.dumps(value) for one, value in params.items()}
-                shown = {one: text.removesuffix(".0") for one, text in shown.items()}
-                yield {"method": name, **shown}, session.open_method(name, params)
+        settings: list[tuple[str, dict[str, Any]]] = []
+        if self._weights:
+            settings = [(Served.name, {"weight": weight}) for weight in self._weights]
+            settings.insert(0, (Served.name, {}))
+        settings.append(("nnn", {}))
+        center = bool(self.session.automatic.params.get("center"))
+        for k in self._ks:
+            grid = [{"reference_k": k, "alpha": alpha, "center": center} for alpha in _ALPHAS]
+            settings += [("nnn", params) for params in grid]
+        for name, params in settings:
+            # As JavaScript writes numbers and truth values.
+            shown = {one: json.dumps(value).removesuffix(".0") for one, value in params.items()}
+            yield {"method": name, **shown}, self.session.open_method(name, params)
 
     def _knobs(self, method: dict[str, Any]) -> list[dict[str, Any]]:
         """The controls of a method, with the recorded values only."""
@@ -169,15 +168,12 @@ class _Recording:
             "alpha": _ALPHAS,
             "weight": self._weights,
         }
-        knobs = []
-        for knob in method["knobs"]:
-            if (values := recorded.get(knob["name"])) is None:
-                knobs.append({**knob, "kind": "fixed"})
-                continue
-            gaps = np.abs(np.array(values) - knob["default"])
-            default = values[int(gaps.argmin())]
-            knobs.append({**knob, "kind": "steps", "values": values, "default": default})
-        return knobs
+        return [
+            {**knob, "kind": "steps", "values": recorded[knob["name"]]}
+            if knob["name"] in recorded
+            else {**knob, "kind": "fixed"}
+            for knob in method["knobs"]
+        ]
 
 
 def _write_pictures(session: Session, folder: Path, items: dict[str, Any]) -> list[int]:

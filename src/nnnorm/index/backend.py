@@ -131,6 +131,8 @@ class Backend(ABC):
     has_one_range: bool = False  # whether all coordinates are rounded on one scale
     atomic_writes: ClassVar[bool] = True  # whether `write` is all or nothing
     largest_k: ClassVar[int | None] = None
+    # Next to its own errors, what the engine's library raises.
+    builtin_errors: ClassVar[tuple[type[Exception], ...]] = (OSError, RuntimeError, ValueError)
     options: Any
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
@@ -246,19 +248,18 @@ class Backend(ABC):
 
     # --- errors and locks ---
 
-    def errors(self) -> tuple[type[Exception], ...]:
-        """Return the errors of the engine's library."""
-        return (OSError, RuntimeError)
-
     @contextmanager
     def translating(self) -> Iterator[None]:
         """Turn errors of the engine's library into one sentence without passwords."""
         try:
             with keep_interrupts():
                 yield
-        except NNNormError:
+        except (NNNormError, ImportError):
             raise
-        except self.errors() as error:
+        except Exception as error:
+            is_builtin = type(error).__module__ == "builtins"
+            if is_builtin and not isinstance(error, self.builtin_errors):
+                raise
             said = hide_secrets(_quote(error), self.address, *self.secrets())
             shown = said == _quote(error) and not self.secrets() and "@" not in self.address
             raise NNNormError(f"{self.name}: the engine reports: {said}") from (

@@ -166,7 +166,7 @@ class CorrectedIndex:
         if filter is not None and not self.backend.filters:
             raise NNNormError(f"{self.backend.engine} has no filters; leave out the filter")
         rows = self.config.open_queries(queries, self.backend.name)
-        while True:
+        for attempt in itertools.count(1):
             version, config = state = self._state
             used = config.use_weight(weight)
             asked = config.transform_queries(rows, used)
@@ -178,7 +178,7 @@ class CorrectedIndex:
                     hits = _sort(found.ids, scores)
                     return self._with_metadata(version, hits) if with_metadata else hits
             except NNNormError:
-                if not self._is_gone(state):
+                if attempt == _ATTEMPTS or not self._is_gone(state):
                     raise
                 self.reload()
 

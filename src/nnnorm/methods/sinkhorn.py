@@ -15,7 +15,7 @@ _MOST_ITERATIONS = 10_000
 class Sinkhorn(Method):
     """Entropic transport between gallery and references (DBSN: Pan et al., ACM MM 2025).
 
-    ``b(r) = −τ·log u_r``, where u scales the gallery side of the plan that spreads the references
+    ``b(r) = −τ·log u_r``, and u scales the gallery side of the plan that spreads the references
     evenly over the items. Equivalently, it is an inverted softmax at β = 1/τ whose references are
     weighted so that none counts for more than its share. A gallery bank extends the gallery by
     further places that references may go to.

@@ -187,7 +187,7 @@ def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str]
         rows.append(
             (result.method, setting, *recalls, show_gain(result.gain), str(result.hubness.max))
         )
-    notes = [*notes, "most: how often the most retrieved item comes first."]
+    notes = [*notes, f"most: hits of the most retrieved item. {_INCLUDES_ZERO}"]
     if any(row[1] == _NOT_CHOSEN for row in rows):
         notes.append(f"{_NOT_CHOSEN}: no setting did better than no correction, which is used.")
     columns = ("method", "setting", "R@1", "R@5", "R@10", "gain in R@1", "most")
@@ -203,7 +203,7 @@ def tabulate_comparison(comparison: Comparison) -> Table:
     )
     note = (
         f"{_tuned_on('Each method', comparison)}. R@K in %, gains in points with 95 % paired "
-        f"intervals, queries of one item drawn together. {_INCLUDES_ZERO}"
+        "intervals, queries of one item drawn together."
     )
     return tabulate_results(comparison.results, title, [note])
 
@@ -441,7 +441,8 @@ def tabulate_audit(audit: Audit) -> tuple[Table, Table]:
     )
     title = f"Groups retrieved for {len(audit.queries):,} queries out of {audit.n_gallery:,} items"
     columns = ("mean over queries", "before", *(("after", "change") if with_after else ()))
-    return Table(title, columns, tuple(rows), (note, LIMITS)), _tabulate_queries(audit)
+    means = Table(title, columns, tuple(rows), (note, LIMITS), optional=("after",))
+    return means, _tabulate_queries(audit)
 
 
 def _tabulate_queries(audit: Audit) -> Table:

@@ -38,6 +38,7 @@ class ChromaBackend(ServerBackend):
     engine, options_type = "chroma", ChromaOptions
     filters = "a where of Chroma, as a mapping or in JSON"
     largest_k = 30_000
+    builtin_errors = (OSError, RuntimeError, ValueError, TypeError, KeyError)
     options: ChromaOptions
     created_by = ("links", "ef_construction", "ef")
 
@@ -52,11 +53,6 @@ class ChromaBackend(ServerBackend):
         return chromadb.HttpClient(
             parts.hostname, port=parts.port or 8000, ssl=parts.scheme == "https", headers=headers
         )
-
-    def errors(self) -> tuple[type[Exception], ...]:
-        if self._client is None:
-            return (Exception,)  # opening raises whatever its parts raise
-        return (require("chromadb.errors", "chroma").ChromaError, ValueError, TypeError, OSError)
 
     def _found(self, version: str | None) -> Any:
         missing = require("chromadb.errors", "chroma").NotFoundError

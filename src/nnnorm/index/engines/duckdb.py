@@ -34,9 +34,6 @@ class DuckdbBackend(SqlBackend):
             check_regular(self.address)
         return require("duckdb", "duckdb").connect(self.address or ":memory:")
 
-    def errors(self) -> tuple[type[Exception], ...]:
-        return (require("duckdb", "duckdb").Error, OSError)
-
     def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         done = self.client.execute(statement, list(values))
         return done.fetchall() if done.description else []

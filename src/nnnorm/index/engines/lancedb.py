@@ -72,9 +72,6 @@ class LancedbBackend(ServerBackend):
         super().close()
         self._tables.clear()
 
-    def errors(self) -> tuple[type[Exception], ...]:
-        return (RuntimeError, ValueError, OSError)
-
     def _table(self, name: str) -> Any:
         try:
             if name == self.collection or name not in self._tables:

@@ -76,9 +76,6 @@ class MilvusBackend(ServerBackend):
         host = parts.netloc.rpartition("@")[2]
         return client(f"{parts.scheme}://{host}", token=token)
 
-    def errors(self) -> tuple[type[Exception], ...]:
-        return (require("pymilvus", "milvus").MilvusException, OSError)
-
     # --- versions ---
 
     def _list_names(self) -> list[str]:

@@ -72,9 +72,6 @@ class PgvectorBackend(SqlBackend):
         given = {**known, **{name: value for name, value in extra.items() if value}}
         return psycopg.connect(**given, autocommit=True, connect_timeout=30)
 
-    def errors(self) -> tuple[type[Exception], ...]:
-        return (require("psycopg", "pgvector").Error, OSError)
-
     @contextmanager
     def writing(self) -> Iterator[None]:
         with super().writing():

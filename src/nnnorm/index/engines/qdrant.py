@@ -65,10 +65,6 @@ class QdrantBackend(ServerBackend):
         key = os.environ.get(self.key_variable)
         return client(url=self.address, api_key=key, check_compatibility=False, timeout=60)
 
-    def errors(self) -> tuple[type[Exception], ...]:
-        exceptions = require("qdrant_client.http.exceptions", "qdrant")
-        return (exceptions.ApiException, RuntimeError, ValueError, OSError)
-
     # --- versions ---
 
     def _list_names(self) -> list[str]:

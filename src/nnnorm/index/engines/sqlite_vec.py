@@ -5,7 +5,6 @@ SQLite. In mode "column" the vectors are in the plain table too.
 """
 
 import sqlite3
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,10 +57,6 @@ class SqliteVecBackend(SqlBackend):
             opened.close()
             raise
         return opened
-
-    def errors(self) -> tuple[type[Exception], ...]:
-        sqlean = sys.modules.get("sqlean")
-        return (sqlite3.Error, *([] if sqlean is None else [sqlean.Error]), OSError)
 
     def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         found: list[tuple[Any, ...]] = self.client.execute(statement, values).fetchall()
