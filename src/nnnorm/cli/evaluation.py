@@ -12,7 +12,6 @@ from nnnorm.cli.app import command
 from nnnorm.cli.output import (
     Answer,
     check_output,
-    open_bank,
     read_ids,
     read_settings,
     show_progress,
@@ -64,7 +63,7 @@ def check(
     with show_progress("Checking") as progress:
         found = evaluation.check(
             gallery,
-            open_bank(references),
+            references,
             queries=queries,
             truth=_read_truth(truth),
             recent=recent,
@@ -74,7 +73,8 @@ def check(
             **given,
         )
     files = {"gallery": gallery, "references": references, "recent": recent}
-    given = {name: value for name, value in given.items() if name == "allow_gallery_rows"}
+    kept = ("duplicates", "allow_gallery_rows")
+    given = {name: value for name, value in given.items() if name in kept}
     commands = _next_commands(found, files, given, queries, truth, normalize)
     about = found.to_dict() | {"next": [" ".join(parts) for parts in commands]}
     explained = ["", tabulate_check(found)] if explain else []
@@ -223,7 +223,7 @@ def tune(
     with show_progress("Trying every setting") as progress:
         tuning = evaluation.tune(
             gallery,
-            open_bank(references),
+            references,
             queries=queries,
             truth=_read_truth(truth),
             methods=methods or ["nnn"],
@@ -286,7 +286,7 @@ def compare(
     with show_progress("Comparing") as progress:
         comparison = evaluation.compare(
             gallery,
-            open_bank(references),
+            references,
             queries=queries,
             truth=_read_truth(truth),
             validation=task,

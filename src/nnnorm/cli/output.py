@@ -16,7 +16,6 @@ import typer
 from nnnorm.errors import NNNormError, first_line
 
 if TYPE_CHECKING:
-    from nnnorm.bank import Bank
     from nnnorm.files import Progress
     from nnnorm.ranking import Ranking
 
@@ -159,15 +158,6 @@ def check_output(output: Path | None, inputs: Sequence[Path | None], *suffixes: 
         raise NNNormError(f"the output must end in {' or '.join(suffixes)}; got {output}")
 
 
-def open_bank(path: Path | None) -> "Path | Bank | None":
-    """Load a bank; other past queries are opened by the function that takes them."""
-    if path is None or path.suffix != ".safetensors":
-        return path
-    from nnnorm.bank import Bank
-
-    return Bank.load(path)
-
-
 def read_ids(path: Path | None, what: str = "ids") -> Any:
     """Read ids, or clicks, from a .npy file, a JSON list, or a text file with one per line."""
     if path is None:
@@ -287,8 +277,10 @@ def _tabulate(ranking: "Ranking", output: Path | None, corrected: bool) -> Any:
     ]
     what = "index" if ranking.ids is None else "id"
     score = "corrected score" if corrected else "score"
-    note = f"Shown: {shown} of {n_queries:,} queries, {columns} of {k} places; "
-    note += f"all are in {output}" if output else "-o FILE or --json gives all"
+    notes: tuple[str, ...] = ()
+    if output is not None or n_queries > shown or k > columns:
+        note = f"Shown: {shown} of {n_queries:,} queries, {columns} of {k} places; "
+        notes = (note + (f"all are in {output}" if output else "-o FILE or --json gives all"),)
     title = f"Best items ({what}, {score})"
     headings = ("query", *(str(place + 1) for place in range(columns)))
-    return Table(title, headings, tuple(rows), (note,))
+    return Table(title, headings, tuple(rows), notes)
