@@ -43,6 +43,7 @@ import nnnorm
 from nnnorm.files import check_writable, write_whole
 from nnnorm.index import Backend, CorrectedIndex, Items, build_index, open_backend, open_index
 from nnnorm.index.backend import Layout
+from nnnorm.index.metadata import chunks
 
 Record: TypeAlias = dict[str, Any]
 
@@ -119,7 +120,7 @@ def fill_plain(backend: Backend, items: Items) -> None:
     """Store the gallery as it is, as a team has it before any correction."""
     width = items.vectors.shape[1]
     backend.create("v1_000000", Layout(width, "augmented", False, {}, len(items), items.vectors))
-    for part in items.parts(4096):
+    for part in chunks(items, 4096):
         backend.add("v1_000000", part)
     # The width of an index is that of its items and two more.
     about = {"dim": width - 2, "mode": "augmented", "columns": {}, "string_ids": False}

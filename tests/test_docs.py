@@ -44,6 +44,7 @@ def benchmark(monkeypatch):
         ("approximate", "speed.md"),
         ("automatic_rule", "automatic-rule.md"),
         ("calls", "speed.md"),
+        ("default", "speed.md"),
         ("distributed", "many-machines.md"),
         ("drift", "corrector.md"),
         ("engines", "engines/README.md"),

@@ -266,8 +266,7 @@ class Deduplicator:
             """Note the most similar unique row from a slot on; return the rows without one."""
             others = np.arange(first, self._n)
             points, cells = self._points, self._cells[first : self._n]
-            pairs = self._pairs(batch, which, others, cells, points, read)
-            near, slots, cosines = cast(_Pairs, pairs)
+            near, slots, cosines = self._pairs(batch, which, others, cells, points, read)
             order = np.lexsort((-slots, cosines))
             found[near[order]] = slots[order]  # the last of several stays
             return which[found[which] < 0]
@@ -277,7 +276,7 @@ class Deduplicator:
             most, n_unique = _MOST_PAIRS * (len(which) + 256), self._n
             cells, rows = batch.cells[which], batch.rows.__getitem__
             pairs = self._pairs(batch, which, which, cells, batch.points, rows, most)
-            if pairs is None:
+            if len(pairs[0]) > most:
                 half = len(which) // 2
                 admit(which[:half])
                 admit(match(batch, which[half:], n_unique, read_new))
@@ -317,32 +316,41 @@ class Deduplicator:
         points: FloatArray,
         read: Callable[[IntArray], Any],
         most: float = np.inf,
-    ) -> _Pairs | None:
-        """Near pairs of some rows of a batch and others; None if more than `most` may be near."""
+    ) -> _Pairs:
+        """Near pairs of some rows of a batch and others, or those found first if too many."""
         is_chosen = np.zeros(len(batch.rows), dtype=bool)
         is_chosen[which] = True
         is_chosen = is_chosen[batch.probing]
         mine = self._grid.by_cell(batch.probing[is_chosen], batch.probed[is_chosen])
         theirs = self._grid.by_cell(others, cells)
 
-        def search(start: int, end: int) -> _Pairs | None:
-            close, n_close = [_NO_PAIRS[:2]], 0
+        def search(start: int, end: int) -> _Pairs:
+            pairs, loose, n_pairs = [_NO_PAIRS], [_NO_PAIRS[:2]], 0
             for rows, members in zip(mine[start:end], theirs[start:end], strict=True):
                 swapped = _swapped(points.take(members, axis=0))
                 step = max(1, min(_STRIP_ROWS, _TILE // max(1, len(members))))
                 for at in range(0, len(rows) if len(members) else 0, step):
                     part = rows[at : at + step]
                     products = batch.points.take(part, axis=0) @ swapped.T
-                    a, b = np.divmod(np.flatnonzero(products > self._closest), len(members))
-                    close.append((part[a], members[b]))
-                    n_close += len(a)
-                    if n_close > most:
-                        return None
-            first, second = _joined(close)
-            if others is which:
-                is_other = first != second
-                first, second = first[is_other], second[is_other]
-            pairs = [_NO_PAIRS]
+                    close = np.flatnonzero(products > self._closest)
+                    if others is which and len(close):
+                        close = close[part[close // len(members)] != members[close % len(members)]]
+                    if not len(close):
+                        continue
+                    # Of a model that puts all texts close together, most pairs are close.
+                    if 64 * len(close) < products.size:
+                        a, b = np.divmod(close, len(members))
+                        loose.append((part[a], members[b]))
+                        continue
+                    cosines = as_units(batch.rows[part]) @ as_units(read(members)).T
+                    if others is which:
+                        cosines[part[:, None] == members] = 0
+                    a, b = np.nonzero(cosines > NEAR_COPY)
+                    pairs.append((part[a], members[b], cosines[a, b]))
+                    n_pairs += len(a)
+                    if n_pairs > most:
+                        return cast(_Pairs, _joined(pairs))
+            first, second = _joined(loose)
             for some in _slices(len(first)):
                 left, right = as_units(batch.rows[first[some]]), as_units(read(second[some]))
                 cosines = np.einsum("ij,ij->i", left, right)
@@ -350,11 +358,12 @@ class Deduplicator:
                 pairs.append((first[some][near], second[some][near], cosines[near]))
             return cast(_Pairs, _joined(pairs))
 
-        found, n_cells = [_NO_PAIRS], self._grid.n_cells
+        found, n_found, n_cells = [_NO_PAIRS], 0, self._grid.n_cells
         for _, _, pairs in strips_in_order(search, n_cells, -(-n_cells // 16), threading.Event()):
-            if pairs is None:
-                return None
             found.append(pairs)
+            n_found += len(pairs[0])
+            if n_found > most:
+                break
         return cast(_Pairs, _joined(found))
 
 

@@ -12,7 +12,7 @@ from nnnorm import NNN, Corrector, NNNormError
 from nnnorm.errors import keep_interrupts
 from nnnorm.files import write_whole
 from nnnorm.index import ENGINES, build_index, open_backend, open_index
-from nnnorm.index.urls import load_engine
+from nnnorm.index.engines import load_engine
 
 LOCAL = ("faiss", "hnswlib", "usearch")
 each_local = pytest.mark.parametrize("engine", LOCAL)

@@ -126,8 +126,7 @@ def test_allow_gallery_rows_are_refused_unless_they_are_asked_for(files):
     assert run("fit", *given, "-o", "bias.safetensors", *allowed).exit_code == 0
     asked = (*given, "--queries", "log.npy")
     assert_fails(run("check", *asked), "--set allow_gallery_rows=true")
-    (fit, _) = run_json("check", *asked, *allowed)["next"] or ("allow_gallery_rows", None)
-    assert "allow_gallery_rows" in fit
+    assert run("check", *asked, *allowed).exit_code == 0
     assert_fails(run("check", *asked, "--set", "k=3"), "check takes --set duplicates, ")
 
 

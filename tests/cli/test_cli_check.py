@@ -82,6 +82,9 @@ def test_a_tuned_setting_is_not_evaluated_on_the_queries_that_chose_it(problem):
     found = json.loads(run("check", *FILES, *BANK, *TRUTH, "--json").stdout)
     assert found["recommended"] == "tuned"
     assert [shlex.split(line)[1] for line in found["next"]] == ["fit", "search"]
+    assert "--duplicates drop" in found["next"][0]
+    every = run("check", *FILES, *BANK, *TRUTH, "--json", "--set", "duplicates=keep")
+    assert "--duplicates keep" in json.loads(every.stdout)["next"][0]
     run(*shlex.split(found["next"][0])[1:])
     assert Bias.load("bias.safetensors").params["alpha"] == found["tuned"]["params"]["alpha"]
 

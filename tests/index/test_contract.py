@@ -415,3 +415,40 @@ def test_a_pending_swap_is_what_the_index_class_reads(tmp_path):
     with pytest.raises(nnnorm.NNNormError, match="there is no index"):
         open_index(case.at(tmp_path))
     assert isinstance(build(case, tmp_path), CorrectedIndex)
+
+
+def test_a_refresh_that_ended_before_its_swap_does_not_hide_the_previous_version(
+    tmp_path, monkeypatch
+):
+    made = world()
+    with build(CASES[0], tmp_path) as index:
+        index.refresh(made.correctors[1])
+        with monkeypatch.context() as patch:
+
+            def fail(_):
+                raise OSError("the swap fails")
+
+            patch.setattr(index.backend, "swap", fail)
+            with pytest.raises(nnnorm.NNNormError, match="the swap fails"):
+                index.refresh(made.correctors[2])
+        assert index.info().can_roll_back
+        index.rollback()
+        assert held(index)[1] == 0
+
+
+def test_items_of_a_corrector_are_rejected_if_the_index_is_refreshed_meanwhile(
+    tmp_path, monkeypatch
+):
+    made, bias_for = world(), nnnorm.Corrector.bias_for
+    with build(CASES[0], tmp_path) as index:
+
+        def refresh_afterwards(corrector, items):
+            found = bias_for(corrector, items)
+            monkeypatch.undo()
+            index.refresh(made.correctors[1])
+            return found
+
+        monkeypatch.setattr(nnnorm.Corrector, "bias_for", refresh_afterwards)
+        with pytest.raises(nnnorm.NNNormError, match="was refreshed or rolled back since"):
+            index.add(made.items[70:71], ids=["70"])
+        assert len(index) == len(FIRST)

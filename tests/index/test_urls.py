@@ -9,7 +9,7 @@ import pytest
 import nnnorm
 from nnnorm.files import show_url
 from nnnorm.index import ENGINES, open_backend, open_index
-from nnnorm.index.urls import load_engine
+from nnnorm.index.engines import load_engine
 
 ROOT = Path(__file__).parents[2]
 

@@ -111,7 +111,7 @@ def test_a_pipeline_is_saved_with_the_path_and_finds_the_same(case, store, tmp_p
     assert again.run(inputs) == pipeline.run(inputs)
 
 
-def test_a_saved_pipeline_refuses_another_corrector_at_the_same_path(case, tmp_path):
+def test_a_saved_pipeline_rejects_another_corrector_at_the_same_path(case, tmp_path):
     path = tmp_path / "corrector.safetensors"
     case.corrector.save(path)
     pipeline = Pipeline()
@@ -137,7 +137,7 @@ def test_a_document_without_an_embedding_is_named(case):
         DocumentCorrector(case.corrector).run(given)
 
 
-def test_documents_that_are_extended_already_are_refused(case):
+def test_documents_that_are_extended_already_are_rejected(case):
     done = DocumentCorrector(case.corrector).run(documents(case.texts))["documents"]
     with pytest.raises(NNNormError, match="18 and 16"):
         DocumentCorrector(case.corrector).run(done)
@@ -147,13 +147,13 @@ def test_documents_that_are_extended_already_are_refused(case):
     ("given", "answer"),
     [("nowhere.safetensors", "there is no corrector file"), (3, "must be a Corrector, .*got int")],
 )
-def test_what_is_no_corrector_is_refused(given, answer):
+def test_what_is_no_corrector_is_rejected(given, answer):
     for made in (DocumentCorrector, QueryCorrector):
         with pytest.raises(NNNormError, match=answer):
             made(given)
 
 
 @pytest.mark.parametrize("weight", ["0.5", float("nan"), True])
-def test_a_weight_that_is_no_number_is_refused(case, weight):
+def test_a_weight_that_is_no_number_is_rejected(case, weight):
     with pytest.raises(NNNormError, match="weight must be"):
         QueryCorrector(case.corrector, weight=weight)

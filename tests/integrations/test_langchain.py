@@ -85,7 +85,7 @@ def test_a_path_is_no_corrector():
         CorrectedEmbeddings(Model(), "corrector.safetensors")
 
 
-def test_embeddings_of_another_width_are_refused(case):
+def test_embeddings_of_another_width_are_rejected(case):
     class Wider(Model):
         def embed_documents(self, texts):
             return [[*embed(text), 0.5] for text in texts]
@@ -95,6 +95,6 @@ def test_embeddings_of_another_width_are_refused(case):
 
 
 @pytest.mark.parametrize("weight", ["0.5", float("nan"), True])
-def test_a_weight_that_is_no_number_is_refused(case, weight):
+def test_a_weight_that_is_no_number_is_rejected(case, weight):
     with pytest.raises(NNNormError, match="weight must be"):
         CorrectedEmbeddings(Model(), case.corrector, weight=weight)

@@ -95,7 +95,7 @@ def test_batches_are_those_of_the_model_unless_they_are_given(case):
     assert len(corrected.get_text_embedding_batch(case.texts)) == len(case.texts)
 
 
-def test_a_cache_that_mixes_both_sides_is_refused(case):
+def test_a_cache_that_mixes_both_sides_is_rejected(case):
     with pytest.raises(NNNormError, match="give the cache to the model inside"):
         CorrectedEmbedding(Model(), case.corrector, embeddings_cache=SimpleKVStore())
     inside = CorrectedEmbedding(Model(embeddings_cache=SimpleKVStore()), case.corrector)
@@ -125,7 +125,7 @@ def test_a_pickled_copy_gives_the_same_vectors(case):
         assert getattr(copy, name)("text") == getattr(corrected, name)("text")
 
 
-def test_what_is_no_corrector_is_refused(case):
+def test_what_is_no_corrector_is_rejected(case):
     with pytest.raises(NNNormError, match=r"corrector must be a Corrector, .*; got NoneType"):
         CorrectedEmbedding(Model(), None)
     with pytest.raises(NNNormError, match=r"corrector must be a Corrector, .*; got Model"):
@@ -133,6 +133,6 @@ def test_what_is_no_corrector_is_refused(case):
 
 
 @pytest.mark.parametrize("weight", ["0.5", float("nan"), True])
-def test_a_weight_that_is_no_number_is_refused(case, weight):
+def test_a_weight_that_is_no_number_is_rejected(case, weight):
     with pytest.raises(NNNormError, match="weight must be"):
         CorrectedEmbedding(Model(), case.corrector, weight=weight)

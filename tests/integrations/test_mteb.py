@@ -69,7 +69,7 @@ def test_a_repeated_id_does_not_move_the_documents_after_it(case):
     assert ask(index, case, **asked) == ask(once, case, **asked)
 
 
-def test_a_function_is_fitted_to_each_corpus_anew(case, exact):
+def test_a_function_is_fitted_to_each_corpus_again(case, exact):
     fitted = []
 
     def fit(corpus):

@@ -73,7 +73,8 @@ def check(
             **given,
         )
     files = {"gallery": gallery, "references": references, "recent": recent}
-    given = {name: value for name, value in given.items() if name == "allow_gallery_rows"}
+    kept = ("duplicates", "allow_gallery_rows")
+    given = {name: value for name, value in given.items() if name in kept}
     commands = _next_commands(found, files, given, queries, truth, normalize)
     about = found.to_dict() | {"next": [" ".join(parts) for parts in commands]}
     explained = ["", tabulate_check(found)] if explain else []

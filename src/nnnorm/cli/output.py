@@ -277,8 +277,10 @@ def _tabulate(ranking: "Ranking", output: Path | None, corrected: bool) -> Any:
     ]
     what = "index" if ranking.ids is None else "id"
     score = "corrected score" if corrected else "score"
-    note = f"Shown: {shown} of {n_queries:,} queries, {columns} of {k} places; "
-    note += f"all are in {output}" if output else "-o FILE or --json gives all"
+    notes: tuple[str, ...] = ()
+    if output is not None or n_queries > shown or k > columns:
+        note = f"Shown: {shown} of {n_queries:,} queries, {columns} of {k} places; "
+        notes = (note + (f"all are in {output}" if output else "-o FILE or --json gives all"),)
     title = f"Best items ({what}, {score})"
     headings = ("query", *(str(place + 1) for place in range(columns)))
-    return Table(title, headings, tuple(rows), (note,))
+    return Table(title, headings, tuple(rows), notes)

@@ -23,8 +23,15 @@ from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
-from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
-from nnnorm.evaluation.truth import clusters_of, one_per_cluster, open_truth, warn_of_overlap
+from nnnorm.evaluation.metrics import (
+    Evaluation,
+    clusters_of,
+    evaluate,
+    measure_gain,
+    one_per_cluster,
+    open_truth,
+    warn_of_overlap,
+)
 from nnnorm.evaluation.tuning import try_settings
 from nnnorm.files import Progress
 from nnnorm.input_checks import (
@@ -260,7 +267,7 @@ def check(
     queries : array or path, shape (n_queries, dim)
         A sample of the queries that the search gets, none of them among the references.
     truth : array or list, optional
-        The right items of the queries, see `truth.open_truth`: the gain is measured.
+        The right items of the queries, see `open_truth`: the gain is measured.
     recent : array or path, shape (n_recent, dim), optional
         Recent queries of one's own, which join the bank and judge it, as in `Corrector.fit`.
     ids : sequence, optional

@@ -28,9 +28,14 @@ from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
-from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
+from nnnorm.evaluation.metrics import (
+    Evaluation,
+    check_bank,
+    evaluate,
+    measure_gain,
+    warn_of_overlap,
+)
 from nnnorm.evaluation.sweep import check_grids
-from nnnorm.evaluation.truth import check_bank, warn_of_overlap
 from nnnorm.evaluation.tuning import Select, check_methods, check_select, try_settings
 from nnnorm.files import Progress
 from nnnorm.methods import NNN, NO_CORRECTION, Grid, MethodName, Statistics
@@ -45,7 +50,7 @@ class Task(NamedTuple):
     queries : array or path, shape (n_queries, dim)
     gallery : array or path, shape (n_gallery, dim)
     truth : array or list
-        The right items, see `truth.open_truth`.
+        The right items, see `open_truth`.
     """
 
     queries: Source
@@ -152,7 +157,7 @@ def compare(
     queries : array or path, shape (n_queries, dim)
         The test queries.
     truth : array or list
-        The right items, see `truth.open_truth`.
+        The right items, see `open_truth`.
     validation : Task, optional
         Queries to tune on, in this or another gallery. Without it, the figures are cross-fitted:
         each fifth of the queries (by `seed`) gets the setting that the others choose.
@@ -238,7 +243,7 @@ def ablate(
     queries : array or path, shape (n_queries, dim)
         The test queries.
     truth : array or list
-        The right items, see `truth.open_truth`.
+        The right items, see `open_truth`.
     validation : Task, optional
         Queries to tune on; without it, the tuned figures are cross-fitted, as in `compare`.
     duplicates : {"drop", "keep"}

@@ -24,7 +24,7 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import NEAR_COPY, Duplicates, as_units
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
-from nnnorm.evaluation.truth import (
+from nnnorm.evaluation.metrics import (
     Truth,
     clusters_of,
     open_truth,
@@ -380,7 +380,7 @@ def diagnose(
     duplicates : {"drop", "keep"}
         Whether copies in the bank count once, see `Method.fit`.
     truth : array or list, optional
-        Adds which hits of a hub are wrong. See `truth.open_truth`.
+        Adds which hits of a hub are wrong. See `open_truth`.
     ids : sequence, optional
         Id of every item, shown instead of its row number; by default the ids of the gallery if it
         has any.

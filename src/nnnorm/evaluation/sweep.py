@@ -26,8 +26,7 @@ import numpy.typing as npt
 from nnnorm.dedup import References, count_references, describe_size
 from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation.metrics import Evaluation, count_above
-from nnnorm.evaluation.truth import Truth
+from nnnorm.evaluation.metrics import Evaluation, Truth, count_above
 from nnnorm.files import Progress
 from nnnorm.methods import (
     NNN,

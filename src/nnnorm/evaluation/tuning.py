@@ -31,9 +31,17 @@ from nnnorm.dedup import (
 from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
-from nnnorm.evaluation.metrics import Counter, Evaluation, evaluate, join_folds, measure_gain
+from nnnorm.evaluation.metrics import (
+    Counter,
+    Evaluation,
+    check_bank,
+    clusters_of,
+    evaluate,
+    join_folds,
+    measure_gain,
+    open_truth,
+)
 from nnnorm.evaluation.sweep import GateWatch, Setting, make_settings, sweep_hits
-from nnnorm.evaluation.truth import check_bank, clusters_of, open_truth
 from nnnorm.files import Progress
 from nnnorm.methods import (
     METHOD_NAMES,
@@ -218,7 +226,7 @@ def tune(
     queries : array or path, shape (n_queries, dim)
         Held out: neither references nor the queries that will be reported on.
     truth : array or list
-        The right items, see `truth.open_truth`.
+        The right items, see `open_truth`.
     methods : sequence of str, or "all"
         "all" leaves out the methods that need a gallery bank if there is none.
     gallery_references : array or path, shape (n_gallery_references, dim), optional

@@ -8,5 +8,5 @@ which `verify_index` checks. Importing this loads no engine.
 from nnnorm.index.backend import Backend, Hits, Items, Mode
 from nnnorm.index.config import CollectionInfo, IndexConfig
 from nnnorm.index.corrected import CorrectedIndex, build_index, copy_index, open_index
-from nnnorm.index.urls import ENGINES, open_backend
+from nnnorm.index.engines import ENGINES, open_backend
 from nnnorm.index.verify import Verification, verify_index

@@ -3,7 +3,7 @@
 A backend stores vectors and finds the nearest ones. Every collection has versions: a new one is
 filled next to the one that is served, and `swap` makes it the served one in a single atomic step.
 A version's name is never used twice. A new engine is one file in `engines/` and one line in
-`urls.py`; `folder.py`, `sql.py` and `server.py` have what engines of one kind share.
+`engines/__init__.py`; `folder.py`, `sql.py` and `server.py` have what engines of one kind share.
 """
 
 import contextlib

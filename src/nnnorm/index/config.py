@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nnnorm.augmentation import Augmentation
-from nnnorm.bias import Bias, Popularity, check_correction, check_weight
+from nnnorm.bias import Bias, check_correction, check_weight
 from nnnorm.corrector import Corrector
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
@@ -192,14 +192,11 @@ def _rotation(width: int) -> FloatArray:
     return turned
 
 
-def bias_values(
-    corrector: Corrector, rows: Embeddings, popularity: Popularity | None = None
-) -> FloatArray:
+def bias_values(corrector: Corrector, rows: Embeddings) -> FloatArray:
     """Return the bias of items; that of the corrector's own gallery is known already."""
     known = corrector.bias
     is_own = known.fingerprints.get("gallery") is not None and known.fits(rows)
-    bias = known if is_own else corrector.bias_for(rows)
-    return (bias if popularity is None else bias + popularity).values
+    return (known if is_own else corrector.bias_for(rows)).values
 
 
 def open_corrector(given: "Corrector | str | os.PathLike[str]") -> Corrector:

@@ -29,8 +29,8 @@ from nnnorm.index.config import (
     bias_values,
     open_corrector,
 )
+from nnnorm.index.engines import open_backend
 from nnnorm.index.metadata import check_metadata, choose_columns, is_text, make_plain
-from nnnorm.index.urls import open_backend
 from nnnorm.tables import check_ids
 
 _BATCH = 4096  # items given their bias at once
@@ -166,7 +166,9 @@ class CorrectedIndex:
         if filter is not None and not self.backend.filters:
             raise NNNormError(f"{self.backend.engine} has no filters; leave out the filter")
         rows = self.config.open_queries(queries, self.backend.name)
-        for attempt in itertools.count(1):
+        left = _ATTEMPTS
+        while True:
+            left -= 1
             version, config = state = self._state
             used = config.use_weight(weight)
             asked = config.transform_queries(rows, used)
@@ -178,7 +180,7 @@ class CorrectedIndex:
                     hits = _sort(found.ids, scores)
                     return self._with_metadata(version, hits) if with_metadata else hits
             except NNNormError:
-                if attempt == _ATTEMPTS or not self._is_gone(state):
+                if not left or not self._is_gone(state):
                     raise
                 self.reload()
 
@@ -338,12 +340,11 @@ class CorrectedIndex:
                 for stored in backend.scan(state.version):
                     items = state.config.restore_items(stored)
                     rows = new.open(items.vectors, "items")
-                    more = None
+                    bias = new.bias_for(rows)
                     if popularity is not None:
                         counts = [clicks.pop(own, 0.0) for own in items.ids.tolist()]
-                        more = Popularity(counts, popularity.weight)
-                    values = bias_values(new, rows, more)
-                    made = config.transform_items(rows.rows(0, len(rows)), values)
+                        bias = bias + Popularity(counts, popularity.weight)
+                    made = config.transform_items(rows.rows(0, len(rows)), bias.values)
                     yield Items(items.ids, *made, items.metadata)
                 if popularity is not None:
                     _check_left_clicks(clicks, len(popularity), backend.name)

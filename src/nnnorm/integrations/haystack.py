@@ -76,14 +76,14 @@ class QueryCorrector:
 def _open(
     corrector: "str | os.PathLike[str] | Corrector", fingerprint: str | None
 ) -> tuple[str | None, Corrector]:
-    """Path, where there is one, and corrector."""
+    """Path, if there is one, and corrector."""
     path = os.fspath(corrector) if isinstance(corrector, str | os.PathLike) else None
     opened = check_corrector(corrector if path is None else Corrector.load(path))
     if fingerprint not in (None, opened.fingerprint):
         raise NNNormError(
             f"the corrector {path or 'given'} must have the fingerprint {fingerprint}; got "
             f"{opened.fingerprint}. Give the corrector that the stored documents were written "
-            "with, or write all documents again and make the pipelines anew"
+            "with, or write all documents again and save the pipelines again"
         )
     return path, opened
 

@@ -2,7 +2,7 @@
 
 A vector index with this as its `embed_model` stores texts with their bias and asks with the weight,
 so that any vector store ranks by the corrected score. A cache of embeddings knows a text but not
-which side it is on, and is refused here; the model inside may have one.
+whether it is stored or asked, so it is rejected here; the model inside may have one.
 """
 
 import asyncio

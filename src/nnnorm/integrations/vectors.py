@@ -1,7 +1,7 @@
 """Vectors as the libraries pass them, lists of floats, extended by a corrector.
 
 An item gets the two coordinates that carry its bias, a query those that carry the weight. No
-vectors give no vectors: libraries ask for embeddings of empty lists, and a corrector refuses them.
+vectors give no vectors: libraries ask for embeddings of empty lists, and a corrector rejects them.
 """
 
 from collections.abc import Sequence

@@ -1,1 +1,89 @@
-"""The engines, one file each."""
+"""The engines, and how a URL names one: ``engine:place?option=value``.
+
+A URL may hold a password: messages show it through `show_url` only.
+"""
+
+import importlib
+from urllib.parse import parse_qsl
+
+from nnnorm.errors import NNNormError
+from nnnorm.files import show_url
+from nnnorm.index.backend import Backend
+
+# Scheme of the URL: module and class.
+ENGINES = {
+    "faiss": ("nnnorm.index.engines.faiss", "FaissBackend"),
+    "hnswlib": ("nnnorm.index.engines.hnswlib", "HnswlibBackend"),
+    "usearch": ("nnnorm.index.engines.usearch", "UsearchBackend"),
+    "sqlite": ("nnnorm.index.engines.sqlite_vec", "SqliteVecBackend"),
+    "duckdb": ("nnnorm.index.engines.duckdb", "DuckdbBackend"),
+    "pgvector": ("nnnorm.index.engines.pgvector", "PgvectorBackend"),
+    "lancedb": ("nnnorm.index.engines.lancedb", "LancedbBackend"),
+    "qdrant": ("nnnorm.index.engines.qdrant", "QdrantBackend"),
+    "milvus": ("nnnorm.index.engines.milvus", "MilvusBackend"),
+    "chroma": ("nnnorm.index.engines.chroma", "ChromaBackend"),
+}
+_ALIASES = {"sqlite-vec": "sqlite"}
+# What stands before the // of a server's address; elsewhere a path may hold an @.
+_SERVERS = ("", "http:", "https:", "postgresql:", "postgres:")
+
+
+def load_engine(scheme: str) -> type[Backend]:
+    """Import the backend class of a scheme; the engine's own library isn't imported yet."""
+    module, name = ENGINES[scheme]
+    kind: type[Backend] = getattr(importlib.import_module(module), name)
+    return kind
+
+
+def open_backend(url: "str | Backend") -> Backend:
+    """Make the backend that a URL names; nothing is created or connected yet."""
+    if isinstance(url, Backend):
+        return url
+    if not isinstance(url, str):
+        raise NNNormError(
+            f"expected a URL such as faiss:photos, or a Backend; got {type(url).__name__}. The "
+            "order is (url, gallery, corrector)"
+        )
+    scheme, separator, rest = url.partition(":")
+    scheme = _ALIASES.get(scheme, scheme)
+    if not separator or scheme not in ENGINES:
+        what = f"there is no engine {scheme!r}" if separator else f"{show_url(url)!r} has no engine"
+        raise NNNormError(
+            f"{what}; expected a URL such as faiss:photos, with one of {', '.join(ENGINES)}"
+        )
+    place, _, query = rest.partition("?")
+    if place.startswith("///"):  # scheme:///absolute/path
+        place = place[2:]
+    _check_user(scheme, place, query)
+    return load_engine(scheme)(place, **_read_query(scheme, query))
+
+
+def _check_user(engine: str, address: str, query: str) -> None:
+    """Raise if a password has a raw / or ?, which would be read as the rest of the URL."""
+    before, slashes, rest = address.partition("//")
+    if not slashes or before not in _SERVERS:
+        return
+    host, _, path = rest.partition("/")
+    has_password = "@" not in host and ":" in host and not host.rpartition(":")[2].isdecimal()
+    in_names = any("@" in part.partition("=")[0] for part in query.split("&"))
+    if "@" in path or in_names or (has_password and "@" in query):
+        raise NNNormError(
+            f"the address of {engine} has an @ after its host; percent-encode a / or ? of a "
+            "password (%2F, %3F), and give the name of a collection as an option"
+        )
+
+
+def _read_query(scheme: str, query: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        problem = ""
+        if not value:
+            problem = f"has no value; expected {name}=…, or leave it out"
+        elif "\0" in value:
+            problem = "contains a null character"
+        elif name in options:
+            problem = "is given twice; give it once"
+        if problem:
+            raise NNNormError(f"the option {name!r} of the {scheme} URL {problem}")
+        options[name] = value
+    return options
