@@ -30,6 +30,7 @@ from nnnorm.dedup import (
 from nnnorm.embeddings import (
     EQUAL_NORMS,
     Embeddings,
+    IntArray,
     Source,
     check_norms,
     measure_rows,
@@ -41,7 +42,6 @@ from nnnorm.tables import TABLE_SUFFIXES, LogPart, is_log, read_counts, read_log
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _MAKER = "nnnorm bank"
 # What a file keeps next to the arrays; all else in it follows from these.

@@ -34,7 +34,7 @@ from nnnorm.dedup import (
     is_sample,
     used_rows,
 )
-from nnnorm.embeddings import Embeddings, Source, ValidRows, open_embeddings, open_valid
+from nnnorm.embeddings import Embeddings, FloatArray, Source, ValidRows, open_embeddings, open_valid
 from nnnorm.errors import NNNormError, quiet, warn
 from nnnorm.files import Progress, damaged, load_record, save_record
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z, warn_of_items
@@ -50,7 +50,6 @@ from nnnorm.ranking import search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.solvers import Solver
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]
 
 # Items of the gallery that are kept for `nnnorm drift`: enough to compare rankings, 1 MB at most.
