@@ -178,7 +178,8 @@ def _read_file(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any] |
         if path.suffix == ".npy":
             return np.lib.format.open_memmap(path, mode="r"), None  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
         if path.suffix == ".npz":
-            return _read_npz_embedding(path, name), None
+            (array,) = read_npz(path, only=("embedding", "embeddings"), name=name).values()
+            return array, None
     except NNNormError:
         raise
     except Exception as error:  # numpy, zipfile, zlib and tokenize each raise their own kind here
@@ -192,31 +193,21 @@ def _read_file(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any] |
         return _read_rows(file, name, to_disk), _read_ids(file, name)
 
 
-def _read_npz_embedding(path: Path, name: str) -> Array:
-    def choose(names: list[str]) -> list[str]:
-        wanted = [one for one in names if one in ("embedding", "embeddings")] or names
-        if len(wanted) != 1:
-            raise NNNormError(
-                f"{name} must hold one array, or one named 'embedding'; "
-                f"got {len(names)}: {', '.join(names) or 'none'}"
-            )
-        return wanted
-
-    (array,) = read_npz(path, choose, name).values()
-    return array
-
-
 def read_npz(
-    path: str | os.PathLike[str],
-    choose: Callable[[list[str]], Sequence[str]] = lambda names: names,
-    name: str | None = None,
+    path: str | os.PathLike[str], *, only: Sequence[str] = (), name: str | None = None
 ) -> dict[str, Array]:
-    """Read arrays of a `.npz` file; `choose` names them, given all names."""
+    """Read the arrays of a `.npz` file, or the one that has one of some names or no other."""
     check_regular(path, name)
     with zipfile.ZipFile(path) as archive:
         entries = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
+        keys = [key for key in entries if key in only] or list(entries)
+        if only and len(keys) != 1:
+            raise NNNormError(
+                f"{name} must hold one array, or one named {only[0]!r}; "
+                f"got {len(entries)}: {', '.join(entries) or 'none'}"
+            )
         arrays = {}
-        for key in choose(list(entries)):
+        for key in keys:
             check_memory(entries[key].file_size, str(name or path))
             with archive.open(entries[key]) as file:
                 arrays[key] = np.lib.format.read_array(file, allow_pickle=False)  # type: ignore[no-untyped-call,unused-ignore]
