@@ -50,13 +50,9 @@ def test_every_list_type_of_every_float_type_is_read(pa, save, path, lists, floa
         "fixed_size_list": pa.list_(inner, VALUES.shape[1]),
     }[lists]
     save(VALUES.astype(floats), kind)
-    np.testing.assert_array_equal(open_embeddings(path), VALUES)
-
-
-@pytest.mark.parametrize("floats", ["float16", "float32", "float64"])
-def test_numbers_keep_the_float_type_of_the_file(pa, save, path, floats):
-    save(VALUES.astype(floats), pa.list_(getattr(pa, floats)()))
-    assert open_embeddings(path).parts[0].dtype == floats
+    opened = open_embeddings(path)
+    np.testing.assert_array_equal(opened, VALUES)
+    assert opened.parts[0].dtype == floats
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 3, 7, 100])
@@ -202,23 +198,20 @@ def test_a_bad_row_past_the_first_batch_of_the_reader_is_refused_by_number(
     assert refusal(path) == message
 
 
-@pytest.mark.parametrize("rows", [[[1, 2], [3, 4]], [["a"], ["b"]], [[[1.0], [2.0]]]])
-def test_a_list_of_integers_words_or_lists_is_refused(pa, pq, path, rows):
-    pq.write_table(pa.table({"embedding": rows}), path)
-    assert refusal(path).startswith("column 'embedding' must be a list of floats; it is list<")
-
-
 @pytest.mark.parametrize(
     ("rows", "got"),
     [
+        ([[1, 2], [3, 4]], "list<"),
+        ([["a"], ["b"]], "list<"),
+        ([[[1.0], [2.0]]], "list<"),
         ([1.0, 2.0], "double"),
         (["a", "b"], "string"),
         ([{"x": 1.0}], "struct<x: double>"),
     ],
 )
-def test_what_is_no_list_is_refused_with_its_type(pa, pq, path, rows, got):
+def test_what_is_no_list_of_floats_is_refused_with_its_type(pa, pq, path, rows, got):
     pq.write_table(pa.table({"embedding": rows}), path)
-    assert refusal(path) == f"column 'embedding' must be a list of floats; it is {got}"
+    assert refusal(path).startswith(f"column 'embedding' must be a list of floats; it is {got}")
 
 
 @pytest.mark.parametrize("fixed", [False, True])
