@@ -100,15 +100,13 @@ class StoredMatrix:
             block = block / self.divisors[start:stop, None]
         return block if self.center is None else block - self.center
 
-    def take(
-        self, indices: npt.NDArray[np.integer[Any]], *, out: FloatArray | None = None
-    ) -> FloatArray:
+    def take(self, indices: npt.NDArray[np.integer[Any]]) -> FloatArray:
         """Copy the rows at `indices`, in that order, as float32 ``(len(indices), n_columns)``."""
-        taken = np.empty((len(indices), self.shape[1]), dtype=np.float32) if out is None else out
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"indices must be below the {len(self)} rows of {self.name}")
-        if self.in_memory:  # "clip" is the mode that needs no copy of its own
-            return np.take(self.parts[0], indices, axis=0, out=taken, mode="clip")
+        if self.in_memory:
+            return np.take(self.parts[0], indices, axis=0)
+        taken = np.empty((len(indices), self.shape[1]), dtype=np.float32)
         part_of = np.searchsorted(self.starts, indices, "right") - 1
         with np.errstate(over="ignore"):
             for number in np.unique(part_of):
