@@ -177,10 +177,6 @@ def _measure(
         result = evaluation.make_result(bias.method, dict(bias.params), done, raw)
         rows.append((done, result, bias.weight))
     notes, programs = [], []
-    if bias is not None:
-        notes.append(
-            "Gains in points with 95 % paired intervals. An interval that includes 0 shows no gain."
-        )
     for found, result, weight in rows:
         means = evaluation.mean_metrics(found)
         gains = ", ".join(
