@@ -448,6 +448,20 @@ def check_same_norms(
         )
 
 
+def check_like_norms(
+    name: str, norms: tuple[float, float], known: tuple[float, float], what: str
+) -> None:
+    """Raise if what is known has equal norms, and rows that come later do not share them."""
+    (low, high), (least, most) = norms, known
+    if most - least > EQUAL_NORMS * most:
+        return  # raw inner products are meant
+    if low < (1 - EQUAL_NORMS) * least or high > (1 + EQUAL_NORMS) * most:
+        raise NNNormError(
+            f"{name} has norms {low:.4g} to {high:.4g}, but all {what} have about {most:.4g}; "
+            "scale them alike, or start with normalize=True (--normalize)"
+        )
+
+
 def _has_unit_norms(embeddings: Embeddings) -> bool:
     if embeddings.normalized:
         return True
