@@ -14,7 +14,6 @@ version. Figures of other inputs are therefore never found.
 
 import hashlib
 import json
-import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -155,7 +154,7 @@ class Runner:
     def _measure(self, there: Experiment) -> Figure:
         value, low, high = self._find_value(there)
         used = None
-        if there.method != "none" and there.metric != "tuning_seconds":
+        if there.method != "none":
             is_scores = there.kind == "scores"
             bank = self._material(there, "scores").references.T if is_scores else self._bank(there)
             used = {"bank": there.bank, "share": there.share, "n_references": len(bank)}
@@ -309,11 +308,6 @@ class Runner:
             )
 
     def _time(self, there: Experiment) -> float:
-        if there.metric == "tuning_seconds":  # of one more tuning, with all inputs open
-            self.tuning(there)
-            started = time.process_time()
-            self._tune(there)
-            return time.process_time() - started
         if there.metric == "seconds":
             return self._timed(there).seconds
         exact, index = (self._timed(replace(there, search=how)) for how in ("exact", "index"))
@@ -356,12 +350,7 @@ class Runner:
     def _digest_inputs(self, there: Experiment) -> list[str]:
         """Return digests of everything that the figure is computed from."""
         if there.kind == "scores":
-            plain = there.without_correction()
-            return self._once(
-                "digest",
-                replace(plain, metric=""),
-                lambda: _digest(self._material(there, "scores")),
-            )
+            return _digest(self._material(there, "scores"))
         if there.is_about_groups:
             *parts, _ = self._material(there, "groups")  # what is shown changes no figure
             return _digest([*parts, self._bank(there)])
