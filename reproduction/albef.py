@@ -59,14 +59,7 @@ class Albef(CheckpointEncoder):
 
     context = _MAX_TOKENS
 
-    def __init__(
-        self,
-        path: Path,
-        state: State,
-        *,
-        vocabulary: Path | None = None,
-        device: str = "auto",
-    ) -> None:
+    def __init__(self, path: Path, state: State, *, vocabulary: Path | None, device: str) -> None:
         # Pre-trained checkpoints have `bert.` in the names of the text tower.
         state = {re.sub(r"^text_encoder\.bert\.", "text_encoder.", k): v for k, v in state.items()}
         with expect_kind(path, "ALBEF"):
