@@ -18,7 +18,6 @@ from nnnorm import NNNormError
 from nnnorm.encoders import Encoder
 
 State: TypeAlias = dict[str, torch.Tensor]
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HEAD = 64  # the width of a head, in all models here
 PUBLISHED = {768: 12, 1024: 24}  # width to number of layers, so that a lost layer is noticed
 
@@ -27,8 +26,8 @@ class CheckpointEncoder(Encoder):
     """An image and a text tower from a checkpoint; a subclass may define `mean` and `std`."""
 
     modalities = ("images", "texts")
-    mean: tuple[float, float, float] = CLIP_MEAN
-    std: tuple[float, float, float] = CLIP_STD
+    mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)  # CLIP's
+    std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
 
     def _describe(
         self, kind: str, path: Path, vocabulary: Path, size: int, device: str, texts: str
