@@ -727,6 +727,22 @@ class Corrector:
             raise damaged(path, "corrector", _MAKER, error) from error
 
 
+# What stands for a corrector: itself, or the path of its file.
+Correction: TypeAlias = Corrector | str | os.PathLike[str]
+
+
+def open_corrector(given: Correction) -> Corrector:
+    """Return a corrector, loaded if its path is given."""
+    if isinstance(given, (str, os.PathLike)):
+        return Corrector.load(given)
+    if not isinstance(given, Corrector):
+        raise NNNormError(
+            "corrector must be a Corrector, or the path of its file; got "
+            f"{type(given).__name__}. Corrector.fit(gallery, references) makes one"
+        )
+    return given
+
+
 def check_method(method: Method) -> None:
     """Raise unless the method gives each item a value of its own, as a corrector needs."""
     if not isinstance(method, Method):

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references
-from nnnorm.corrector import Corrector
+from nnnorm.corrector import Corrector, open_corrector
 from nnnorm.dedup import as_units, drop_copies, used_rows
 from nnnorm.embeddings import (
     Embeddings,
@@ -43,7 +43,6 @@ from nnnorm.embeddings import (
     open_valid,
 )
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation.drift import open_corrector
 from nnnorm.files import Progress, write_whole
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, count_threads, strips_in_order
 from nnnorm.tables import check_ids
