@@ -230,7 +230,6 @@ class Runner:
                 target="equal",
                 labels=about.labels,
                 query_labels=about.asked,
-                precision_ks=(1, 5),
                 seed=self._seed,
             )
 

@@ -374,14 +374,11 @@ def test_the_bias_is_what_fitting_the_best_cell_gives(method, select):
 
 
 @pytest.mark.parametrize("seed", [0, 5])
-@pytest.mark.parametrize("own_clusters", [False, True])
-def test_the_gain_is_the_paired_interval_between_best_and_none(seed, own_clusters):
+def test_the_gain_is_the_paired_interval_between_best_and_none(seed):
     problem = hubs(2)
-    clusters = np.arange(200) % 9 if own_clusters else None
-    tuning = run(problem, ["nnn", "is"], seed=seed, clusters=clusters)
+    tuning = run(problem, ["nnn", "is"], seed=seed)
     best, none = (brute(problem, cell).hits(1) for cell in (tuning.best, tuning.uncorrected))
-    used = clusters if own_clusters else item_of(problem)
-    assert tuning.gain == interval_of_difference(best, none, used, seed=seed)
+    assert tuning.gain == interval_of_difference(best, none, item_of(problem), seed=seed)
     assert tuning.gain.mean == pytest.approx(
         tuning.best.recall_at_1 - tuning.uncorrected.recall_at_1
     )
@@ -425,9 +422,6 @@ def test_queries_of_one_group_cannot_be_tuned_on_and_that_is_said_at_once(monkey
         ({"select": "median"}, "select must be 'one-standard-error' or 'max'; got 'median'"),
         ({"truth": [0, 1, 2, 3, 23]}, r"truth names item 23, but there are 23 items \(0 to 22\)"),
         ({"truth": [0, 1, 2]}, "one item per query; got 3 numbers for 5 queries"),
-        ({"clusters": [0, 1]}, r"clusters must have one number per query; got \(2,\) for 5"),
-        ({"clusters": [[0]] * 5}, r"clusters must have one number per query; got \(5, 1\) for 5"),
-        ({"clusters": 3}, r"clusters must have one number per query; got \(\) for 5"),
         ({"grids": {"nnn": {"reference_k": [58], "alpha": [1.0]}}},
          "the grid of nnn has reference_k 58, but there are only 57 references"),
         ({"grids": {"nnn": []}}, "the grid of nnn is empty"),

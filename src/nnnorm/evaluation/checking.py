@@ -10,7 +10,7 @@ cross-fitted. The gains are those of `evaluate`, `tune` and `compare` to the las
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -351,23 +351,20 @@ def check(
         z = None if math.isnan(z) else z
         with_items = not allow_gallery_rows and warn_of_items(bank, items, asked)
     corrected, hubs_after, firsts_after = look(bias)
-    automatic = Measured(bias.method, dict(bias.params), hubs_after)
+    automatic = _measure((bias.method, bias.params), hubs_after, corrected, raw, seed)
     moved = float((firsts_after != firsts).mean())
     expectation, reasons = _expect(bias, moved, z if recent is None else None, with_items)
     tuned = better = None
-    if raw is not None and corrected is not None:
-        automatic = _with_gain(automatic, corrected, raw, seed)
-        if recent is None:
-            with quiet():  # of what was warned of above
-                used = use_references(references, bank, duplicates, progress)
-            trial = try_settings([NNN().name], items, used, None, asked, right, **run)
-            number = trial.choose("one-standard-error")
-            crossed = trial.cross_fit("one-standard-error", seed=seed)
-            best, bias_tuned = trial.settings[number], trial.bias(number) if number else None
-            hubs_tuned = look(bias_tuned, trial.evaluation(number))[1]
-            tuned = Measured(best.name, dict(best.params), hubs_tuned)
-            tuned = _with_gain(tuned, crossed, raw, seed)
-            better = measure_gain(crossed, corrected, seed=seed)
+    if corrected is not None and recent is None:
+        with quiet():  # of what was warned of above
+            used = use_references(references, bank, duplicates, progress)
+        trial = try_settings([NNN().name], items, used, None, asked, right, **run)
+        number = trial.choose("one-standard-error")
+        crossed = trial.cross_fit("one-standard-error", seed=seed)
+        best, bias_tuned = trial.settings[number], trial.bias(number) if number else None
+        hubs_tuned = look(bias_tuned, trial.evaluation(number))[1]
+        tuned = _measure((best.name, best.params), hubs_tuned, crossed, raw, seed)
+        better = measure_gain(crossed, corrected, seed=seed)
     verdict, recommended = _judge(expectation, automatic, tuned, better)
     options: dict[str, Any] = {"normalize": normalize} if normalize is not None else {}
     chosen = tuned if recommended == "tuned" else None
@@ -392,11 +389,20 @@ def check(
     )
 
 
-def _with_gain(measured: Measured, evaluation: Evaluation, raw: Evaluation, seed: int) -> Measured:
+def _measure(
+    what: tuple[MethodName, Mapping[str, Any]],
+    hubs: Hubs,
+    evaluation: Evaluation | None,
+    raw: Evaluation | None,
+    seed: int,
+) -> Measured:
+    method, params = what[0], dict(what[1])
+    if evaluation is None or raw is None:
+        return Measured(method, params, hubs)
     gain = measure_gain(evaluation, raw, seed=seed)
     is_other = evaluation.hits(1) != raw.hits(1)
     n_changed = len(np.unique(clusters_of(raw.truth)[is_other]))
-    return replace(measured, recall_at_1=evaluation.recall(1), gain=gain, n_changed=n_changed)
+    return Measured(method, params, hubs, evaluation.recall(1), gain, n_changed)
 
 
 def _expect(

@@ -106,10 +106,6 @@ class Hubs:
         """The places that count as retrieved, in words."""
         return "top-1" if self.k == 1 else f"in the top {self.k}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields, ready for JSON."""
-        return asdict(self)
-
 
 # --- counting ------------------------------------------------------------------------------------
 

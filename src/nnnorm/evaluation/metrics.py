@@ -364,16 +364,11 @@ def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluat
     return Evaluation(right, above, np.ones_like(above), top1, n_gallery, depth)
 
 
-def measure_gain(
-    evaluation: Evaluation,
-    raw: Evaluation,
-    *,
-    clusters: npt.NDArray[Any] | None = None,
-    seed: int = 0,
-) -> Interval:
+def measure_gain(evaluation: Evaluation, raw: Evaluation, *, seed: int = 0) -> Interval:
     """Compute the paired difference in R@1 between two searches; every command reports this one."""
-    groups = clusters_of(raw.truth) if clusters is None else clusters
-    return interval_of_difference(evaluation.hits(1), raw.hits(1), groups, seed=seed)
+    return interval_of_difference(
+        evaluation.hits(1), raw.hits(1), clusters_of(raw.truth), seed=seed
+    )
 
 
 def join_folds(evaluations: Sequence[Evaluation], folds: IntArray) -> Evaluation:
