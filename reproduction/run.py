@@ -174,7 +174,7 @@ class Runner:
             line = self.groups(there).line(metric)
             return _scale(line.before if there.method == "none" else line.after, scale)
         done = self._evaluate(there)
-        clusters = evaluation.clusters_of(done.truth)
+        clusters = done.truth.clusters
         if metric.startswith("recall_at_"):
             hits = done.hits(int(metric.removeprefix("recall_at_")))
             return _scale(evaluation.interval_of_mean(hits, clusters, seed=self._seed), 100)

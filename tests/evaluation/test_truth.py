@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnnorm import NNNormError
-from nnnorm.evaluation.metrics import clusters_of, open_truth
+from nnnorm.evaluation.metrics import open_truth
 
 
 def opened(truth, n_queries=3, n_gallery=5):
@@ -76,7 +76,7 @@ def test_all_forms_of_one_truth_are_the_same_truth(right, random):
 
 def test_captions_of_one_image_are_one_cluster():
     image_of_caption = np.repeat([3, 0, 1], 2)
-    clusters = clusters_of(opened(image_of_caption, n_queries=6))
+    clusters = opened(image_of_caption, n_queries=6).clusters
     assert clusters.tolist() == [3, 3, 0, 0, 1, 1]
 
 

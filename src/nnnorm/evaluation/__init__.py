@@ -41,11 +41,9 @@ from nnnorm.evaluation.hubness import (
 from nnnorm.evaluation.metrics import (
     Evaluation,
     Truth,
-    clusters_of,
     evaluate,
     evaluate_ranking,
     mean_metrics,
-    measure_gain,
     open_truth,
     read_truth,
     warn_of_mismatched_bank,

@@ -23,15 +23,7 @@ from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
-from nnnorm.evaluation.metrics import (
-    Evaluation,
-    clusters_of,
-    evaluate,
-    measure_gain,
-    one_per_cluster,
-    open_truth,
-    warn_of_overlap,
-)
+from nnnorm.evaluation.metrics import Evaluation, evaluate, open_truth, warn_of_overlap
 from nnnorm.evaluation.tuning import try_settings
 from nnnorm.files import Progress
 from nnnorm.input_checks import (
@@ -347,15 +339,16 @@ def check(
     z = bias.params.get("mismatch_z")
     with_items = False
     if recent is None:
-        z = mismatch_z(bank, asked if right is None else one_per_cluster(asked, right))
+        z = mismatch_z(bank, asked if right is None else asked.subset(right.one_per_cluster))
         z = None if math.isnan(z) else z
         with_items = not allow_gallery_rows and warn_of_items(bank, items, asked)
     corrected, hubs_after, firsts_after = look(bias)
-    automatic = _measure((bias.method, bias.params), hubs_after, corrected, raw, seed)
+    gained = {} if raw is None or corrected is None else _compare(corrected, raw, seed)
+    automatic = Measured(bias.method, dict(bias.params), hubs_after, **gained)
     moved = float((firsts_after != firsts).mean())
     expectation, reasons = _expect(bias, moved, z if recent is None else None, with_items)
     tuned = better = None
-    if corrected is not None and recent is None:
+    if raw is not None and corrected is not None and recent is None:
         with quiet():  # of what was warned of above
             used = use_references(references, bank, duplicates, progress)
         trial = try_settings([NNN().name], items, used, None, asked, right, **run)
@@ -363,8 +356,9 @@ def check(
         crossed = trial.cross_fit("one-standard-error", seed=seed)
         best, bias_tuned = trial.settings[number], trial.bias(number) if number else None
         hubs_tuned = look(bias_tuned, trial.evaluation(number))[1]
-        tuned = _measure((best.name, best.params), hubs_tuned, crossed, raw, seed)
-        better = measure_gain(crossed, corrected, seed=seed)
+        gained = _compare(crossed, raw, seed)
+        tuned = Measured(best.name, dict(best.params), hubs_tuned, **gained)
+        better = crossed.gain_over(corrected, seed=seed)
     verdict, recommended = _judge(expectation, automatic, tuned, better)
     options: dict[str, Any] = {"normalize": normalize} if normalize is not None else {}
     chosen = tuned if recommended == "tuned" else None
@@ -389,20 +383,14 @@ def check(
     )
 
 
-def _measure(
-    what: tuple[MethodName, Mapping[str, Any]],
-    hubs: Hubs,
-    evaluation: Evaluation | None,
-    raw: Evaluation | None,
-    seed: int,
-) -> Measured:
-    method, params = what[0], dict(what[1])
-    if evaluation is None or raw is None:
-        return Measured(method, params, hubs)
-    gain = measure_gain(evaluation, raw, seed=seed)
+def _compare(evaluation: Evaluation, raw: Evaluation, seed: int) -> dict[str, Any]:
+    """The gain of a search over the one as it is, and what it rests on."""
     is_other = evaluation.hits(1) != raw.hits(1)
-    n_changed = len(np.unique(clusters_of(raw.truth)[is_other]))
-    return Measured(method, params, hubs, evaluation.recall(1), gain, n_changed)
+    return {
+        "recall_at_1": evaluation.recall(1),
+        "gain": evaluation.gain_over(raw, seed=seed),
+        "n_changed": len(np.unique(raw.truth.clusters[is_other])),
+    }
 
 
 def _expect(

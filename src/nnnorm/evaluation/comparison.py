@@ -27,13 +27,7 @@ from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
-from nnnorm.evaluation.metrics import (
-    Evaluation,
-    check_bank,
-    evaluate,
-    measure_gain,
-    warn_of_overlap,
-)
+from nnnorm.evaluation.metrics import Evaluation, check_bank, evaluate, warn_of_overlap
 from nnnorm.evaluation.sweep import check_grids
 from nnnorm.evaluation.tuning import Select, check_methods, check_select, try_settings
 from nnnorm.files import Progress
@@ -310,7 +304,7 @@ def make_result(
     """Put together the figures of one evaluation, with its paired gain over the raw search."""
     at_1, at_5, at_10 = (evaluation.recall(k) for k in (1, 5, 10))
     half_width = binomial_half_width(at_1, len(evaluation))
-    gain = None if raw is None else measure_gain(evaluation, raw, seed=seed)
+    gain = None if raw is None else evaluation.gain_over(raw, seed=seed)
     hubness = measure_hubness(count_occurrences(evaluation.top1, evaluation.n_gallery))
     return Result(method, dict(params), at_1, at_5, at_10, half_width, gain, hubness)
 

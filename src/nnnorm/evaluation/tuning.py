@@ -24,16 +24,7 @@ from nnnorm.dedup import Duplicates, References, count_references, count_unique,
 from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
-from nnnorm.evaluation.metrics import (
-    Counter,
-    Evaluation,
-    check_bank,
-    clusters_of,
-    evaluate,
-    join_folds,
-    measure_gain,
-    open_truth,
-)
+from nnnorm.evaluation.metrics import Counter, Evaluation, check_bank, evaluate, open_truth
 from nnnorm.evaluation.sweep import GateWatch, Setting, make_settings, sweep_hits
 from nnnorm.files import Progress
 from nnnorm.methods import (
@@ -140,7 +131,7 @@ class Trial:
     @property
     def clusters(self) -> npt.NDArray[np.int64]:
         """A number per query, shared by those that have the same right item."""
-        return clusters_of(self.raw.truth)
+        return self.raw.truth.clusters
 
     @property
     def statistics(self) -> Statistics:
@@ -188,7 +179,14 @@ class Trial:
         """Each fold of the queries with the setting that the other folds choose."""
         folds = split_folds(self.clusters, seed=seed)
         chosen = [self.choose(select, method, folds != fold) for fold in range(folds.max() + 1)]
-        return join_folds([self.evaluation(number) for number in chosen], folds)
+        found = [self.evaluation(number) for number in chosen]
+        of_pair = folds[self.raw.truth.queries], np.arange(len(self.raw.truth.items))
+        return replace(
+            self.raw,
+            above=np.stack([one.above for one in found])[of_pair],
+            tied=np.stack([one.tied for one in found])[of_pair],
+            top1=np.stack([one.top1 for one in found])[folds, np.arange(len(folds))],
+        )
 
 
 def tune(
@@ -271,10 +269,10 @@ def tune(
     chosen = by_rule if select == "one-standard-error" else by_maximum
     bias, measured = trial.bias(chosen), trial.evaluation(chosen)
     cells = _list_cells(trial, {0: trial.raw, chosen: measured})
-    gain, popularity = measure_gain(measured, trial.raw, seed=seed), None
+    gain, popularity = measured.gain_over(trial.raw, seed=seed), None
     cross_fitted = None
     if clicks is None:
-        cross_fitted = measure_gain(trial.cross_fit(select, seed=seed), trial.raw, seed=seed)
+        cross_fitted = trial.cross_fit(select, seed=seed).gain_over(trial.raw, seed=seed)
     else:
         popularity = _choose_popularity(trial, bias, clicks, **options)
         raw = trial.raw.hits(1)
@@ -316,7 +314,7 @@ def try_settings(
     if gallery_references is not None:
         check_same_dim(gallery_references, gallery)
     right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
-    if len(np.unique(clusters_of(right))) < 2:
+    if len(np.unique(right.clusters)) < 2:
         raise NNNormError(
             "tuning needs at least two queries that do not belong together; got "
             f"{len(right)} in one group"
