@@ -16,7 +16,7 @@ from nnnorm.evaluation.sweep import Setting
 from nnnorm.evaluation.tuning import Cell, tune
 from nnnorm.methods import METHOD_NAMES, Statistics, find_method, make_method
 from nnnorm.scoring import Matrix
-from tests import made
+from tests import made, reference
 
 TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
 GRIDS = {
@@ -36,10 +36,12 @@ KEPT = {"duplicates": "keep", "allow_gallery_rows": True}
 OWN_ROWS = pytest.mark.filterwarnings("ignore:.* sampled references are rows of gallery")
 
 
-def make_problem(seed, draw, sizes=(24, 16, 45, 13), dim=5):
+def make_problem(seed, draw, sizes=(24, 16, 45, 13), dim=5, *, negative=False):
     """Gallery, references, queries, gallery bank and one to three right items per query."""
     rng = np.random.default_rng(seed)
     gallery, references, queries, bank = (draw(rng, (n, dim)).astype(np.float32) for n in sizes)
+    if negative:
+        queries[::2] *= -1  # here DualDIS as published turns the order round
     order = np.argsort(-(queries @ gallery.T), axis=1, kind="stable")
     lists = [
         rng.choice(order[q, :6], size=rng.integers(1, 4), replace=False).tolist()
@@ -117,13 +119,19 @@ def test_every_cell_is_its_evaluation_exactly_on_whole_numbers(method, seed):
         assert cell.recall_at_1 == pytest.approx(brute(problem, cell).recall(1), abs=1e-7)
 
 
-def test_every_cell_of_all_methods_together_is_its_evaluation():
-    problem = make_problem(4, normal_numbers)
+@pytest.mark.parametrize("negative", [False, True])
+def test_every_cell_of_all_methods_together_is_its_evaluation(negative):
+    problem = make_problem(4, normal_numbers, negative=negative)
     tuning = run(problem, list(GRIDS), grids=GRIDS)
     assert len(tuning.grid) == 1 + 15 + 3 + 3 + 4 + 4 + 9 + 9 + 4
     for cell in tuning.grid:
         expected = brute(problem, cell).recall(1)
         assert cell.recall_at_1 == pytest.approx(expected, abs=1e-7), cell
+    raw = problem.queries @ problem.gallery.T
+    first = raw.argmax(axis=1)
+    scores = [problem.gallery @ rows.T for rows in (problem.references, problem.bank)]
+    is_open = [reference.activation_set(some)[first] for some in scores]
+    assert len(set(zip(*is_open, strict=True))) == 4, "gates must be open and closed in all ways"
 
 
 @pytest.mark.slow
