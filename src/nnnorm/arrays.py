@@ -270,7 +270,7 @@ def read_batches(
         sizes = _announced(file, (column, *others))
         check_memory(max(sizes, default=0), f"a row group of {path}")
         for batch, rows in _embedding_batches(file, str(path), column, others):
-            yield rows, {name: _as_values(batch.column(name)) for name in others}
+            yield rows, {name: np.asarray(batch.column(name)) for name in others}
 
 
 def _read_rows(file: Any, name: str, to_disk: bool) -> Array:
@@ -344,21 +344,6 @@ def _announced(file: Any, columns: Sequence[str]) -> list[int]:
         unpacked = _LEAST_BYTES * sum(part.num_values for part in found)
         sizes.append(max(unpacked, sum(part.total_uncompressed_size for part in found)))
     return sizes
-
-
-def _as_values(column: Any) -> Any:
-    """A column without gaps as an array, if it holds numbers or times; else a list."""
-    import pyarrow
-    from pyarrow import types
-
-    kind = column.type
-    if column.null_count:
-        return column.to_pylist()
-    if types.is_timestamp(kind) or types.is_date(kind):
-        return np.asarray(column.cast(pyarrow.timestamp("us")))
-    if types.is_integer(kind) or types.is_floating(kind):
-        return column.to_numpy(zero_copy_only=False)
-    return column.to_pylist()
 
 
 def _read_ids(file: Any, name: str) -> Ids | str | None:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.augmentation import Augmentation, bound_augmentation
-from nnnorm.bank import Bank, use_references
+from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias, Popularity, check_correction, check_weight
 from nnnorm.dedup import (
     Duplicates,
@@ -224,10 +224,10 @@ class Corrector:
         items, past, second = method.open_inputs(
             gallery, references, gallery_references, solver, quality, normalize
         )
-        duplicates = method.duplicates_for(references, duplicates)
+        duplicates = method.duplicates_for(past, duplicates)
         if recent is None:
             check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
-            used = use_references(references, past, duplicates, progress)
+            used = drop_copies(past, duplicates, progress)
             rows, n_given, counted = used_rows(used), count_references(used), count_params(used)
         else:
             own = open_embeddings(recent, name="recent", normalize=normalize)
@@ -235,7 +235,7 @@ class Corrector:
             if not allow_gallery_rows:
                 check_inputs(items, past, compare=False, repeats=False)
                 warn_of_items(past, items, own)
-            used = use_references(references, past, duplicates, progress)
+            used = drop_copies(past, duplicates, progress)
             rows, n_given, counted = _join_recent(used, own, duplicates)
         bank = _open_kept(_round_to_half(np.asarray(rows)), "references", items.normalized)
         if second is not None:
@@ -323,20 +323,22 @@ class Corrector:
                 "used, and the refit has none, so the new bank is used whatever it is like; pass "
                 "recent= to decide again"
             )
+        # A bank that is normalized suits unit rows too, which False would reject.
+        normalize = True if self.normalize else None if self.unit else False
+        past = open_references(references, normalize=normalize)
         new = Corrector.fit(
             items,
-            references,
+            past,
             self.asked,
             recent=recent,
             gallery_references=(
                 self.bank_of_items if gallery_references is None else gallery_references
             ),
             # A bank has no copies to keep.
-            duplicates=duplicates or ("drop" if isinstance(references, Bank) else self.duplicates),
+            duplicates=duplicates or ("drop" if past.counts is not None else self.duplicates),
             allow_gallery_rows=allow_gallery_rows,
             solver=solver,
-            # A bank that is normalized suits unit rows too, which False would reject.
-            normalize=True if self.normalize else None if self.unit else False,
+            normalize=normalize,
             memory_budget=memory_budget,
             progress=progress,
         )

@@ -459,23 +459,23 @@ def _search(references: Embeddings, progress: Progress | None) -> tuple[IntArray
 def drop_copies(
     references: Embeddings, duplicates: Duplicates = "drop", progress: Progress | None = None
 ) -> References:
-    """Return the unique rows, or every row if duplicates are kept."""
-    check_duplicates(duplicates)
-    if duplicates == "keep":
-        return references
-    unique = unique_rows(references, progress)
-    warn_of_few_rows(unique)
-    return unique
-
-
-def check_duplicates(duplicates: Duplicates) -> None:
-    """Raise for anything but "drop" and "keep"."""
+    """Return the unique rows, which a bank has already, or every row if duplicates are kept."""
     if duplicates not in ("drop", "keep"):
         raise NNNormError(f"duplicates must be 'drop' or 'keep'; got {duplicates!r}")
-
-
-def warn_of_few_rows(unique: UniqueRows) -> None:
-    """Warn if so many rows count as copies that different queries may be among them."""
+    if references.counts is None and duplicates == "keep":
+        return references
+    if references.counts is None:
+        unique = unique_rows(references, progress)
+    elif duplicates == "drop":
+        everything, n_rows = np.arange(len(references)), references.n_queries
+        unique = UniqueRows(
+            references, everything, references.counts, n_rows, references.fingerprint
+        )
+    else:
+        raise NNNormError(
+            "a bank keeps every unique query once, so it has no duplicates to keep; leave out "
+            'duplicates, or give the queries themselves with duplicates="keep"'
+        )
     if not unique.is_sample and len(unique) < min(_FEW_UNIQUE, unique.n_rows / 10):
         warn(
             f"only {len(unique):,} of the {unique.n_rows:,} rows of {unique.embeddings.name} are "
@@ -483,6 +483,7 @@ def warn_of_few_rows(unique: UniqueRows) -> None:
             "count as copies; if your model puts different queries this close together, pass the "
             'queries themselves with duplicates="keep" (--duplicates keep)'
         )
+    return unique
 
 
 def used_rows(references: References) -> Embeddings:

@@ -152,6 +152,9 @@ class Embeddings(StoredMatrix):
     """
 
     ids: Ids | None = None
+    # Of the rows of a bank: how many past queries each stands for, and the number of past queries.
+    counts: IntArray | None = None
+    n_queries: int = 0
     measured: _Measured = field(default_factory=_Measured)
     dim: int = field(init=False)
     # Whether rows are divided by their norms when they are read.
@@ -333,7 +336,7 @@ def open_embeddings(
         opened = Embeddings(parts, role, path, ids=ids)
         opened._measure(fingerprint=fingerprint)
         if not normalize:
-            _check_norms(opened, warn_of_norms=normalize is None)
+            check_norms(opened.name, *opened.norm_range, warn_of_norms=normalize is None)
     if normalize and not opened.normalized:
         opened = replace(opened, divisors=opened._measure())
     return opened
@@ -399,17 +402,17 @@ def _read_array(source: Any, name: str) -> npt.NDArray[Any]:
     )
 
 
-def _check_norms(opened: Embeddings, *, warn_of_norms: bool) -> None:
-    low, high = opened.norm_range
+def check_norms(name: str, low: float, high: float, *, warn_of_norms: bool) -> None:
+    """Raise if all norms are too small; on request, warn if they differ."""
     if high < _LEAST_NORM:
         raise NNNormError(
-            f"rows of {opened.name} have norms of {high:.3g} at most, too small for float32 "
+            f"rows of {name} have norms of {high:.3g} at most, too small for float32 "
             "products (all scores would be about 0); scale the embeddings up, or pass "
             "normalize=True (--normalize)"
         )
     if warn_of_norms and high - low > EQUAL_NORMS * high:
         warn(
-            f"rows of {opened.name} have norms {low:.3g} to {high:.3g}, so scores are raw inner "
+            f"rows of {name} have norms {low:.3g} to {high:.3g}, so scores are raw inner "
             "products; for cosine pass normalize=True (--normalize), and if inner products are "
             "meant, normalize=False (--no-normalize)"
         )

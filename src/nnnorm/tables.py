@@ -7,8 +7,7 @@ dropped. JSONL has one object per line; its values are texts or numbers. Errors 
 
 A query log is a table with an embedding per row, and optional columns of times and counts. CSV and
 TSV hold an embedding as the text of a list, ``[0.1, 0.2]`` with or without commas, and JSONL as a
-list. Times are numbers, or dates (ISO 8601, UTC if there is no offset; also 20260501, as a text or
-a number), and never both.
+list. Times are dates (ISO 8601, UTC if there is no offset; also 20260501), or seconds since 1970.
 """
 
 import csv
@@ -16,11 +15,11 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO, TypeAlias
+from typing import Any, NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +35,6 @@ PathLike: TypeAlias = str | os.PathLike[str]
 _Choose: TypeAlias = Callable[[list[str]], Sequence[str]]
 # Where a row is ("line 3"), and its chosen cells.
 _Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
-# Whether times are numbers of any unit, or dates, which become seconds since 1970.
-Clock = Literal["numbers", "dates"]
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TABLE_SUFFIXES = (*_SEPARATORS, ".jsonl", ".parquet")
@@ -280,13 +277,20 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
 
 
 class LogPart(NamedTuple):
-    """Rows of a log."""
+    """Rows of a log; times are -inf if there are none."""
 
     start: int
     rows: FloatArray
-    times: DoubleArray | None
-    counts: IntArray | None
-    clock: Clock | None
+    times: DoubleArray
+    counts: IntArray
+
+
+def is_log(source: Any) -> bool:
+    """Whether a source is a file that `read_log` reads; other parquet is a set of shards."""
+    if not isinstance(source, (str, os.PathLike)):
+        return False
+    suffix = Path(source).suffix.lower()
+    return suffix in TABLE_SUFFIXES and (suffix != ".parquet" or os.path.isfile(source))
 
 
 def read_log(
@@ -294,14 +298,13 @@ def read_log(
 ) -> Iterator[LogPart]:
     """Read a query log in parts of bounded size."""
     others = [name for name in (time, count) if name is not None]
-    if _check_suffix(path, "log") == ".parquet":
-        _check_there(path)
+    if Path(path).suffix.lower() == ".parquet":
         parts = read_batches(Path(path), column, others)
     else:
         parts = _text_parts(path, column, others)
-    start, clock, dim = 0, None, None
+    start, dim = 0, None
     for rows, columns in parts:
-        times = counts = None
+        times, counts = np.full(len(rows), -np.inf), np.ones(len(rows), np.int64)
         if dim not in (None, rows.shape[1]):
             raise NNNormError(
                 f"{path}: all embeddings must share dim; row {start} and later have "
@@ -309,10 +312,10 @@ def read_log(
             )
         dim = rows.shape[1]
         if time is not None:
-            times, clock = read_times(columns[time], f"{path}, column {time}", start, clock)
+            times = read_times(columns[time], f"{path}, column {time}", start)
         if count is not None:
             counts = read_counts(columns[count], f"{path}, column {count}", start)
-        yield LogPart(start, np.ascontiguousarray(rows, dtype=np.float32), times, counts, clock)
+        yield LogPart(start, np.ascontiguousarray(rows, dtype=np.float32), times, counts)
         start += len(rows)
     if start == 0:
         raise NNNormError(f"{path} has no rows; is it cut short?")
@@ -348,95 +351,49 @@ def _read_embedding(path: PathLike, where: str, cell: Any, column: str) -> Float
     )
 
 
-def read_times(
-    values: Any, name: str, start: int = 0, clock: Clock | None = None
-) -> tuple[DoubleArray, Clock]:
-    """Times as float64: numbers as they are, dates as seconds since 1970."""
-    try:
-        array = np.asarray(values)
-    except ValueError:  # lists among the values
-        array = np.fromiter(values, dtype=object)
-    if array.ndim != 1:
-        raise NNNormError(f"{name} must be one time per row; got shape {array.shape}")
-    if array.dtype.kind == "M":
-        times = array.astype("datetime64[us]").astype(np.int64) / 1e6
-        times[np.isnat(array)] = np.nan
-        kinds: list[Clock] = ["dates"]
-    elif array.dtype.kind in "iuf":
-        times, kinds = array.astype(np.float64), ["numbers"]
-    else:
-        pairs = [_read_moment(value, name, start + place) for place, value in enumerate(values)]
-        times = np.array([moment for moment, _ in pairs], dtype=np.float64)
-        kinds = [kind for _, kind in pairs]
-    if clock != "numbers" and "dates" not in kinds and (days := _read_days(times)) is not None:
-        times, kinds = days, ["dates"]
-    found = clock or kinds[0]
-    for place, kind in enumerate(kinds):
-        if kind != found:
-            raise NNNormError(
-                f"{name} must be all numbers or all dates; expected {found}, but row "
-                f"{start + place} has {kind}"
-            )
-    if len(bad := np.flatnonzero(~np.isfinite(times))):
-        raise NNNormError(f"{name} must be finite; row {start + bad[0]} has none")
-    return times, found
-
-
-def read_time(value: Any, name: str, clock: Clock | None = None) -> tuple[float, Clock]:
-    """One time, as `read_times` reads them; with other times that are numbers, 20260501 is one."""
-    if clock == "numbers" and math.isfinite(number := _read_number(value)):
-        return number, clock
-    times, found = read_times([value], name)
-    return float(times[0]), found
-
-
-def _read_number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
-
-
-def _read_moment(value: Any, name: str, row: int) -> tuple[float, Clock]:
-    if math.isfinite(number := _read_number(value)) and not isinstance(value, bool):
-        return number, "numbers"
-    try:
-        moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
-    except ValueError:
-        raise NNNormError(
-            f"{name} must be numbers or dates such as 2026-05-01T12:00:00; row {row} has {value!r}"
-        ) from None
-    return _seconds(moment), "dates"
-
-
-def _read_days(numbers: DoubleArray) -> DoubleArray | None:
-    """Seconds since 1970 of numbers such as 20260501; None unless all of them are such days."""
-    if not len(numbers) or not ((numbers >= 1900_01_01) & (numbers <= 2100_12_31)).all():
-        return None
-    different, places = np.unique(numbers, return_inverse=True)
-    try:
-        days = [datetime.strptime(f"{number:.15g}", "%Y%m%d") for number in different.tolist()]
-    except ValueError:
-        return None
-    return np.array([_seconds(day) for day in days])[places]
-
-
-def _seconds(moment: datetime) -> float:
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+def read_times(values: Any, name: str, start: int = 0) -> DoubleArray:
+    """Seconds since 1970 of dates, or of numbers that are such seconds."""
+    expected = f"{name} must be dates such as 2026-05-01T12:00:00, or seconds since 1970"
+    return _read_numbers(values, _read_seconds, expected, start)
 
 
 def read_counts(values: Any, name: str, start: int = 0) -> IntArray:
     """Counts as int64, each at least 1."""
-    try:
-        numbers = np.asarray(values).astype(np.float64)
-    except (TypeError, ValueError):
-        numbers = np.array([_read_number(value) for value in values], dtype=np.float64)
-    if numbers.ndim != 1:
-        raise NNNormError(f"{name} must be one count per row; got shape {numbers.shape}")
-    bad = np.flatnonzero(~((numbers >= 1) & (numbers == np.floor(numbers)) & (numbers < 2**53)))
-    if len(bad):
-        raise NNNormError(
-            f"{name} must be whole numbers of at least 1; row {start + bad[0]} has "
-            f"{values[bad[0]]!r}"
-        )
-    return numbers.astype(np.int64)
+    expected = f"{name} must be whole numbers of at least 1"
+    return _read_numbers(values, _read_count, expected, start).astype(np.int64)
+
+
+def _read_numbers(
+    values: Any, read: Callable[[Any], float], expected: str, start: int
+) -> DoubleArray:
+    array = values if hasattr(values, "dtype") else np.array(values, dtype=object)
+    array = np.asarray(array)
+    if array.ndim != 1:
+        raise NNNormError(f"{expected}, one per row; got shape {array.shape}")
+    if array.dtype.kind == "M":
+        array = array.astype("datetime64[us]")
+    numbers = np.full(len(array), np.nan)
+    for place, value in enumerate(array.tolist()):
+        with suppress(TypeError, ValueError):
+            numbers[place] = read(value)
+        if not math.isfinite(numbers[place]):
+            raise NNNormError(f"{expected}; row {start + place} has {value!r}")
+    return numbers
+
+
+def _read_seconds(value: Any) -> float:
+    if isinstance(value, datetime):
+        moment = value
+    else:
+        text = str(value)
+        # Eight digits are a day such as 20260501: as seconds they would be in 1970 to 1973.
+        if not (len(text) == 8 and text.isdigit()):
+            with suppress(ValueError):
+                return float(text)
+        moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _read_count(value: Any) -> float:
+    number = float(value)
+    return number if 1 <= number < 2**53 and number.is_integer() else math.nan

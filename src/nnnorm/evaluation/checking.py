@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nnnorm.bank import Bank, open_references, use_references
+from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
-from nnnorm.dedup import Duplicates
+from nnnorm.dedup import Duplicates, drop_copies
 from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.bootstrap import Interval
@@ -328,14 +328,13 @@ def check(
         recent = open_embeddings(recent, name="recent", normalize=items.normalized or None)
         if truth is not None:  # without labels nothing is measured on them
             warn_of_overlap(recent, asked)
-    given = references if isinstance(references, Bank) else bank
     fit: dict[str, Any] = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
     # The verdict says what these warnings mean.
     with quiet("the past queries don't resemble"), quiet(LIKE_ITEMS):
         if recent is None:
-            bias = NNN().fit(items, given, **fit, **run)
+            bias = NNN().fit(items, bank, **fit, **run)
         else:
-            bias = Corrector.fit(items, given, NNN(), recent=recent, **fit, **run).bias
+            bias = Corrector.fit(items, bank, NNN(), recent=recent, **fit, **run).bias
     z = bias.params.get("mismatch_z")
     with_items = False
     if recent is None:
@@ -350,7 +349,7 @@ def check(
     tuned = better = None
     if raw is not None and corrected is not None and recent is None:
         with quiet():  # of what was warned of above
-            used = use_references(references, bank, duplicates, progress)
+            used = drop_copies(bank, duplicates, progress)
         trial = try_settings([NNN().name], items, used, None, asked, right, **run)
         number = trial.choose("one-standard-error")
         crossed = trial.cross_fit("one-standard-error", seed=seed)

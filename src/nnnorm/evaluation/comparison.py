@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
+from nnnorm.bank import Bank, open_gallery_references, open_references
 from nnnorm.bias import Bias
 from nnnorm.dedup import (
     Duplicates,
@@ -200,7 +200,7 @@ def compare(
     test = Task(queries, gallery, truth)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     study = _Study(test, validation, [bank], select, seed, normalize, **options)
-    used = use_references(references, bank, duplicates, progress)
+    used = drop_copies(bank, duplicates, progress)
     results = study.run(names, used, gallery_bank, grids)
     return Comparison(
         results=(study.uncorrected, *results),

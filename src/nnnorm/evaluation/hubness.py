@@ -406,9 +406,8 @@ def diagnose(
             raise NNNormError("give a bias or references to fit one from, not both")
         bank = open_references(references, normalize=normalize)
         warn_of_overlap(bank, asked)
-        given = references if isinstance(references, Bank) else bank
         with quiet(LIKE_ITEMS):  # the queries below tell for certain
-            bias = NNN().fit(items, given, duplicates=duplicates, **run)
+            bias = NNN().fit(items, bank, duplicates=duplicates, **run)
         warn_of_mismatched_bank(bank, asked, items, truth)
     k = places_to_count(len(asked), len(items)) if k is None else k
     about: dict[str, Any] = {"truth": truth, "queries": asked}

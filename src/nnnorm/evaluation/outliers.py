@@ -28,9 +28,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bank import Bank, open_references, use_references
+from nnnorm.bank import Bank, open_references
 from nnnorm.corrector import Corrector
-from nnnorm.dedup import as_units, used_rows
+from nnnorm.dedup import as_units, drop_copies, used_rows
 from nnnorm.embeddings import (
     Embeddings,
     Source,
@@ -231,7 +231,7 @@ def scan(
         items = open_valid(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
         check_same_norms(items.embeddings, past, normalize=normalize)
-        bank = used_rows(use_references(references, past, "drop", progress))
+        bank = used_rows(drop_copies(past, "drop", progress))
     else:
         loaded = open_corrector(corrector)
         items, bank = loaded.open_valid(gallery, "gallery"), loaded.bank

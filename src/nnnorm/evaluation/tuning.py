@@ -18,9 +18,16 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
+from nnnorm.bank import Bank, open_gallery_references, open_references
 from nnnorm.bias import Bias, Popularity
-from nnnorm.dedup import Duplicates, References, count_references, count_unique, is_sample
+from nnnorm.dedup import (
+    Duplicates,
+    References,
+    count_references,
+    count_unique,
+    drop_copies,
+    is_sample,
+)
 from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
@@ -263,7 +270,7 @@ def tune(
         names = _check_clicks(clicks, len(items), names, is_all=methods == "all")
     right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
     check_bank(bank, asked, items, right)
-    used = use_references(references, bank, duplicates, progress)
+    used = drop_copies(bank, duplicates, progress)
     trial = try_settings(names, items, used, gallery_bank, asked, right, grids=grids, **options)
     by_rule, by_maximum = trial.choose("one-standard-error"), trial.choose("max")
     chosen = by_rule if select == "one-standard-error" else by_maximum

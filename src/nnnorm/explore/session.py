@@ -18,9 +18,8 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bank import use_references
 from nnnorm.bias import Bias
-from nnnorm.dedup import UniqueRows
+from nnnorm.dedup import UniqueRows, drop_copies
 from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation import Scan, Tuning, count_occurrences, scan, tune
@@ -144,7 +143,7 @@ class Session:
         self.queries = _in_memory(material.queries, self.chosen)
         self.truth = None if material.truth is None else material.truth.some_queries(self.chosen)
         self.clusters = None if self.truth is None else self.truth.clusters
-        unique = use_references(material.past_queries, material.references, progress=progress)
+        unique = drop_copies(material.references, progress=progress)
         self.unique = cast(UniqueRows, unique)
         self.statistics = Statistics.of_embeddings(material.gallery, self.unique, progress=progress)
         resolved, _ = NNN(alpha=0.0).resolve(self.statistics)
@@ -317,7 +316,7 @@ class Session:
 
     def _scan(self) -> Scan:
         material = self.material
-        return scan(material.gallery, material.past_queries, ids=cast(Any, material.ids))
+        return scan(material.gallery, material.references, ids=cast(Any, material.ids))
 
     def _tune(self) -> Tuning | None:
         """R@1 of a grid of settings on the queries of the sample."""
