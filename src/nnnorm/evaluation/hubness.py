@@ -22,7 +22,7 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.dedup import NEAR_COPY, Duplicates, as_units
-from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.embeddings import Embeddings, IntArray, Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.metrics import Truth, open_truth, warn_of_mismatched_bank, warn_of_overlap
 from nnnorm.files import Progress
@@ -33,7 +33,6 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.tables import check_ids
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Severity = Literal["none", "mild", "moderate", "severe"]
 
 HUB = 2  # times the mean
