@@ -35,7 +35,7 @@ bench: $(VENV)/dev ## the short benchmarks; each prints a table
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/sweep.py --small
 	$(BIN)/python benchmarks/exact.py --small
-	$(BIN)/python benchmarks/million.py --small
+	$(BIN)/python benchmarks/million.py --case small
 	$(BIN)/python benchmarks/approximate.py --small --runs 1
 	$(BIN)/python benchmarks/automatic_rule.py --tables
 

@@ -54,8 +54,8 @@ from nnnorm.approximate import (
     sample_means,
 )
 from nnnorm.embeddings import Embeddings
+from nnnorm.evaluation.metrics import open_truth
 from nnnorm.evaluation.sweep import sweep_hits
-from nnnorm.evaluation.truth import open_truth
 from nnnorm.report import BLUE, GREY, ORANGE, label_axes, make_panels
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, scan, top_means
 

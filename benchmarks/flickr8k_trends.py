@@ -15,9 +15,8 @@ from real_sets import Direction, Flickr8k, Floats, GridOnPool, Pairs, points, ta
 
 import nnnorm
 from nnnorm.evaluation.comparison import Task
-from nnnorm.evaluation.metrics import Evaluation, count_above
+from nnnorm.evaluation.metrics import Evaluation, count_above, open_truth
 from nnnorm.evaluation.sweep import make_settings
-from nnnorm.evaluation.truth import open_truth
 from nnnorm.methods import PAPER_GRID
 
 Counts: TypeAlias = npt.NDArray[np.float64]

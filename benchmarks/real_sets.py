@@ -24,8 +24,8 @@ from pictures import save_both
 
 import nnnorm
 from nnnorm.evaluation.comparison import Task
+from nnnorm.evaluation.metrics import open_truth
 from nnnorm.evaluation.sweep import Setting, make_settings, sweep_hits
-from nnnorm.evaluation.truth import open_truth
 from nnnorm.files import check_writable, write_whole
 from nnnorm.methods import PAPER_GRID
 

@@ -23,15 +23,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.embeddings import Embeddings, measure_rows
+from nnnorm.embeddings import Embeddings, FloatArray, IntArray, measure_rows
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.scoring import strips_in_order
 
 Duplicates = Literal["drop", "keep"]
 Half: TypeAlias = npt.NDArray[np.float16]
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 _Cells: TypeAlias = npt.NDArray[np.uint16]
 # Row, other row, cosine.
 _Pairs: TypeAlias = tuple[IntArray, IntArray, FloatArray]
@@ -414,14 +412,33 @@ References: TypeAlias = Embeddings | UniqueRows
 
 def unique_rows(references: Embeddings, progress: Progress | None = None) -> UniqueRows:
     """Find the unique rows of past queries."""
-    hashes = np.concatenate([hash_rows(block) for _, block in references.blocks()])
-    _, rows, counts = np.unique(hashes, return_index=True, return_counts=True)
-    order = np.argsort(rows)
-    rows, counts = rows[order], counts[order]
-    if len(rows) <= _FEW_ROWS or _count_near_copies(references, rows) >= _FEW_COPIES:
-        rows, counts = _search(references, progress)
+    if len(references) <= _EXACT_ROWS:
+        originals = find_originals(references.rows(0, len(references)))
+        rows, counts = np.unique(originals, return_counts=True)
+    else:
+        hashes = np.concatenate([hash_rows(block) for _, block in references.blocks()])
+        _, rows, counts = np.unique(hashes, return_index=True, return_counts=True)
+        order = np.argsort(rows)
+        rows, counts = rows[order], counts[order]
+        if len(rows) <= _FEW_ROWS or _count_near_copies(references, rows) >= _FEW_COPIES:
+            rows, counts = _search(references, progress)
     kept_rows = references if len(rows) == len(references) else references.subset(rows)
     return UniqueRows(kept_rows, rows, counts, len(references), references.fingerprint)
+
+
+def find_originals(rows: FloatArray) -> IntArray:
+    """The number of the unique row that each row is a copy of, or its own: all are compared."""
+    units, originals = as_units(rows), np.arange(len(rows))
+    is_unique = np.zeros(len(rows), dtype=bool)
+    for part in _slices(len(rows)):
+        cosines = units[part] @ units[: part.stop].T
+        for row, near in enumerate(cosines, part.start):
+            near *= is_unique[: part.stop]
+            if near.max() > NEAR_COPY:
+                originals[row] = near.argmax()
+            else:
+                is_unique[row] = True
+    return originals
 
 
 def _count_near_copies(references: Embeddings, rows: IntArray) -> float:
@@ -459,23 +476,23 @@ def _search(references: Embeddings, progress: Progress | None) -> tuple[IntArray
 def drop_copies(
     references: Embeddings, duplicates: Duplicates = "drop", progress: Progress | None = None
 ) -> References:
-    """Return the unique rows, or every row if duplicates are kept."""
-    check_duplicates(duplicates)
-    if duplicates == "keep":
-        return references
-    unique = unique_rows(references, progress)
-    warn_of_few_rows(unique)
-    return unique
-
-
-def check_duplicates(duplicates: Duplicates) -> None:
-    """Raise for anything but "drop" and "keep"."""
+    """Return the unique rows, which a bank has already, or every row if duplicates are kept."""
     if duplicates not in ("drop", "keep"):
         raise NNNormError(f"duplicates must be 'drop' or 'keep'; got {duplicates!r}")
-
-
-def warn_of_few_rows(unique: UniqueRows) -> None:
-    """Warn if so many rows count as copies that different queries may be among them."""
+    if references.counts is None and duplicates == "keep":
+        return references
+    if references.counts is None:
+        unique = unique_rows(references, progress)
+    elif duplicates == "drop":
+        everything, n_rows = np.arange(len(references)), references.n_queries
+        unique = UniqueRows(
+            references, everything, references.counts, n_rows, references.fingerprint
+        )
+    else:
+        raise NNNormError(
+            "a bank keeps every unique query once, so it has no duplicates to keep; leave out "
+            'duplicates, or give the queries themselves with duplicates="keep"'
+        )
     if not unique.is_sample and len(unique) < min(_FEW_UNIQUE, unique.n_rows / 10):
         warn(
             f"only {len(unique):,} of the {unique.n_rows:,} rows of {unique.embeddings.name} are "
@@ -483,6 +500,7 @@ def warn_of_few_rows(unique: UniqueRows) -> None:
             "count as copies; if your model puts different queries this close together, pass the "
             'queries themselves with duplicates="keep" (--duplicates keep)'
         )
+    return unique
 
 
 def used_rows(references: References) -> Embeddings:

@@ -7,8 +7,7 @@ dropped. JSONL has one object per line; its values are texts or numbers. Errors 
 
 A query log is a table with an embedding per row, and optional columns of times and counts. CSV and
 TSV hold an embedding as the text of a list, ``[0.1, 0.2]`` with or without commas, and JSONL as a
-list. Times are numbers, or dates (ISO 8601, UTC if there is no offset; also 20260501, as a text or
-a number), and never both.
+list. Times are dates (ISO 8601, UTC if there is no offset; also 20260501), or seconds since 1970.
 """
 
 import csv
@@ -16,16 +15,16 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO, TypeAlias
+from typing import Any, NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.arrays import Ids, read_batches, read_cells
+from nnnorm.arrays import Ids, check_columns, read_batches, read_cells
 from nnnorm.errors import NNNormError, first_line
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -34,10 +33,8 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 PathLike: TypeAlias = str | os.PathLike[str]
 # Names the columns to read, given the header.
 _Choose: TypeAlias = Callable[[list[str]], Sequence[str]]
-# Where a row is ("line 3"), and its chosen cells.
+# Where a row is ("line 3"), and its cells.
 _Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
-# Whether times are numbers of any unit, or dates, which become seconds since 1970.
-Clock = Literal["numbers", "dates"]
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TABLE_SUFFIXES = (*_SEPARATORS, ".jsonl", ".parquet")
@@ -50,7 +47,7 @@ def read_columns(
     """Read columns of a CSV, TSV, JSONL or parquet file as text."""
 
     def choose(header: list[str]) -> list[str]:
-        _check_columns(path, needed, header)
+        check_columns(path, needed, header)
         return [name for name in dict.fromkeys((*needed, *optional)) if name in header]
 
     return _read(path, choose, needed)
@@ -60,11 +57,11 @@ def read_column(path: PathLike, column: str | None = None) -> list[str]:
     """Read one column of a table as text; the name may be left out if there is only one."""
 
     def choose(header: list[str]) -> list[str]:
-        name = header[0] if column is None and len(header) == 1 else column
-        if name is None or name not in header:
-            wanted = "name a column" if column is None else f"there is no column {column!r}"
-            raise NNNormError(f"{path}: {wanted}; it has: {', '.join(header) or 'none'}")
-        return [name]
+        if column is None and len(header) != 1:
+            raise NNNormError(f"{path}: name a column; it has: {', '.join(header) or 'none'}")
+        wanted = header if column is None else [column]
+        check_columns(path, wanted, header)
+        return wanted
 
     (cells,) = _read(path, choose, None).values()
     return cells
@@ -107,101 +104,77 @@ def read_json(path: PathLike, what: str) -> Any:
         ) from error
 
 
-def _check_columns(path: PathLike, needed: Sequence[str], header: list[str]) -> Sequence[str]:
-    if missing := [name for name in needed if name not in header]:
-        raise NNNormError(
-            f"{path} needs the column{'s' if len(needed) > 1 else ''} {', '.join(needed)}; "
-            f"{missing[0]} is not there, it has: {', '.join(header) or 'none'}"
-        )
-    return needed
-
-
 def _read(path: PathLike, choose: _Choose, needed: Sequence[str] | None) -> dict[str, list[str]]:
     """Read the chosen columns; those of `needed` (all, if None) must have a value in every row."""
-    columns: dict[str, list[str]] = {}
-    for where, row in _rows(path, choose):
-        for name, cell in row.items():
-            is_nan = isinstance(cell, float) and math.isnan(cell)
-            if is_nan or isinstance(cell, (dict, list, bytes)):
-                shown = "NaN" if is_nan else f"the type {type(cell).__name__}"
-                raise NNNormError(
-                    f"{path}: {where} has {shown} in the column {name}; expected a text or a number"
-                )
-            text = "" if cell is None else str(cell).strip()
-            if not text and (needed is None or name in needed):
-                raise NNNormError(f"{path}: {where} has nothing in the column {name}")
-            columns.setdefault(name, []).append(text)
-    if not columns:
-        raise NNNormError(f"{path} has no rows; is it cut short?")
-    return columns
-
-
-def _rows(path: PathLike, wanted: _Choose | Sequence[str]) -> _Rows:
-    """Read rows of the columns that are named, one by one, or of those chosen from the header."""
-
-    def choose(header: list[str]) -> Sequence[str]:
-        return wanted(header) if callable(wanted) else _check_columns(path, wanted, header)
-
-    suffix = _check_suffix(path, "table")
-    if suffix == ".parquet":
-        _check_there(path)
-        cells = read_cells(Path(path), choose)
-        for number, row in enumerate(zip(*cells.values(), strict=True)):
-            yield f"row {number}", dict(zip(cells, row, strict=True))
-        return
-    with _open_text(path) as file:
-        if suffix != ".jsonl":
-            yield from _separated(path, file, _SEPARATORS[suffix], choose)
-        elif callable(wanted):  # the header has the keys of all objects
-            found = list(_objects(path, file))
-            names = choose(list(dict.fromkeys(key for _, entry in found for key in entry)))
-            yield from (
-                (where, {name: entry.get(name) for name in names}) for where, entry in found
-            )
-        else:
-            for where, entry in _objects(path, file):
-                yield where, {name: entry[name] for name in choose(list(entry))}
-
-
-def _check_suffix(path: PathLike, what: str) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in TABLE_SUFFIXES:
         raise NNNormError(
-            f"{path}: a {what} must end in {', '.join(TABLE_SUFFIXES[:-1])} or "
+            f"{path}: a table must end in {', '.join(TABLE_SUFFIXES[:-1])} or "
             f"{TABLE_SUFFIXES[-1]}; got the suffix {suffix!r}"
         )
-    return suffix
+    if suffix == ".parquet":
+        _check_there(path)
+        cells = read_cells(Path(path), choose)
+        places = [f"row {number}" for number in range(len(next(iter(cells.values()), [])))]
+    else:
+        rows = list(_text_rows(path))
+        places = [where for where, _ in rows]
+        header = list(dict.fromkeys(name for _, row in rows for name in row))
+        names = choose(header) if rows else ()
+        cells = {name: [row.get(name) for _, row in rows] for name in names}
+    if not places:
+        raise NNNormError(f"{path} has no rows; is it cut short?")
+    return {
+        name: [
+            _as_text(cell, f"{path}: {where}", name, needed is None or name in needed)
+            for where, cell in zip(places, column, strict=True)
+        ]
+        for name, column in cells.items()
+    }
 
 
-def _separated(path: PathLike, file: TextIO, separator: str, choose: _Choose) -> _Rows:
-    reader = csv.reader(file, delimiter=separator, strict=True)
+def _as_text(cell: Any, where: str, name: str, is_needed: bool) -> str:
+    is_nan = isinstance(cell, float) and math.isnan(cell)
+    if is_nan or isinstance(cell, (dict, list, bytes)):
+        shown = "NaN" if is_nan else f"the type {type(cell).__name__}"
+        raise NNNormError(f"{where} has {shown} in the column {name}; expected a text or a number")
+    text = "" if cell is None else str(cell).strip()
+    if is_needed and not text:
+        raise NNNormError(f"{where} has nothing in the column {name}")
+    return text
+
+
+def _text_rows(path: PathLike) -> _Rows:
+    """The rows of a text file, one by one."""
+    with _open_text(path) as file:
+        separator = _SEPARATORS.get(Path(path).suffix.lower())
+        if separator is None:
+            yield from _objects(path, file)
+        else:
+            yield from _separated(path, csv.DictReader(file, delimiter=separator, strict=True))
+
+
+def _separated(path: PathLike, reader: "csv.DictReader[str]") -> _Rows:
     try:
-        rows = ((f"line {reader.line_num}", row) for row in reader if row)
-        header = [cell.strip() for cell in next(rows, ("", []))[1]]
-        places = {name: header.index(name) for name in choose(header)}
-        if twice := [name for name in places if header.count(name) > 1]:
-            raise NNNormError(f"{path} has the column {twice[0]} twice; rename one of them")
-        empty: str | None = None  # rows without a value are allowed at the end only
-        for where, row in rows:
-            if not any(cell.strip() for cell in row):
-                empty = empty or where
-                continue
-            if empty:
-                raise NNNormError(f"{path}: {empty} has no values; fill or remove it")
-            if len(row) < len(header) or any(cell.strip() for cell in row[len(header) :]):
+        header = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        check_columns(path, [name for name in header if name], header)
+        for row in reader:
+            where, more = f"line {reader.line_num}", row.pop(None, [])
+            if None in row.values() or any(cell.strip() for cell in more):
+                n_cells = len(more) + sum(cell is not None for cell in row.values())
                 raise NNNormError(
-                    f"{path}: {where} has {len(row)} cells, the header {len(header)}; put a text "
+                    f"{path}: {where} has {n_cells} cells, the header {len(header)}; put a text "
                     'with a separator in quotes, "like, this"'
                 )
-            yield where, {name: row[place].strip() for name, place in places.items()}
+            yield where, dict(row)
     except csv.Error as error:
         raise NNNormError(
-            f"{path}: line {reader.line_num} can't be read ({error}); a cell that begins with a "
-            'quote must end with one, and quotes inside it are doubled: "a ""grey"" cat"'
+            f"{path}: line {reader.reader.line_num} can't be read ({error}); a cell that begins "
+            'with a quote must end with one, and quotes inside it are doubled: "a ""grey"" cat"'
         ) from error
 
 
-def _objects(path: PathLike, file: TextIO) -> Iterator[tuple[str, dict[str, Any]]]:
+def _objects(path: PathLike, file: TextIO) -> _Rows:
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
@@ -252,7 +225,8 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
     values = array.tolist()
     texts = [value for value in values if isinstance(value, str)]
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, (str, int, np.integer)):
+        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not (is_whole or isinstance(value, str)):
             raise NNNormError(
                 f"ids must be one whole number or string per item of {name}; got {value!r}"
             )
@@ -265,13 +239,13 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
         checked: Ids = np.array(values, dtype=str if texts else np.int64)
     except OverflowError:
         raise NNNormError(f"ids of {name} must fit in 64 bits with a sign") from None
-    kinds, first, counts = np.unique(checked, return_index=True, return_counts=True)
+    kinds, counts = np.unique(checked, return_counts=True)
     if len(kinds) != n_items:
-        twice = int(np.argmax(counts > 1))
-        places = np.flatnonzero(checked == kinds[twice])
+        twice = kinds[np.argmax(counts > 1)]
+        first, second = np.flatnonzero(checked == twice)[:2]
         raise NNNormError(
-            f"ids of {name} must be unique, but {kinds[twice]} occurs at positions {first[twice]} "
-            f"and {places[1]}; give each item an id of its own"
+            f"ids of {name} must be unique, but {twice} occurs at positions {first} and {second}; "
+            "give each item an id of its own"
         )
     return checked
 
@@ -280,13 +254,20 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
 
 
 class LogPart(NamedTuple):
-    """Rows of a log."""
+    """Rows of a log; times are -inf if there are none."""
 
     start: int
     rows: FloatArray
-    times: DoubleArray | None
-    counts: IntArray | None
-    clock: Clock | None
+    times: DoubleArray
+    counts: IntArray
+
+
+def is_log(source: Any) -> bool:
+    """Whether a source is a file that `read_log` reads; other parquet is a set of shards."""
+    if not isinstance(source, (str, os.PathLike)):
+        return False
+    suffix = Path(source).suffix.lower()
+    return suffix in TABLE_SUFFIXES and (suffix != ".parquet" or os.path.isfile(source))
 
 
 def read_log(
@@ -294,25 +275,18 @@ def read_log(
 ) -> Iterator[LogPart]:
     """Read a query log in parts of bounded size."""
     others = [name for name in (time, count) if name is not None]
-    if _check_suffix(path, "log") == ".parquet":
-        _check_there(path)
+    if Path(path).suffix.lower() == ".parquet":
         parts = read_batches(Path(path), column, others)
     else:
         parts = _text_parts(path, column, others)
-    start, clock, dim = 0, None, None
+    start = 0
     for rows, columns in parts:
-        times = counts = None
-        if dim not in (None, rows.shape[1]):
-            raise NNNormError(
-                f"{path}: all embeddings must share dim; row {start} and later have "
-                f"{rows.shape[1]} numbers, row 0 has {dim}"
-            )
-        dim = rows.shape[1]
+        times, counts = np.full(len(rows), -np.inf), np.ones(len(rows), np.int64)
         if time is not None:
-            times, clock = read_times(columns[time], f"{path}, column {time}", start, clock)
+            times = read_times(columns[time], f"{path}, column {time}", start)
         if count is not None:
             counts = read_counts(columns[count], f"{path}, column {count}", start)
-        yield LogPart(start, np.ascontiguousarray(rows, dtype=np.float32), times, counts, clock)
+        yield LogPart(start, np.ascontiguousarray(rows, dtype=np.float32), times, counts)
         start += len(rows)
     if start == 0:
         raise NNNormError(f"{path} has no rows; is it cut short?")
@@ -321,19 +295,22 @@ def read_log(
 def _text_parts(
     path: PathLike, column: str, others: Sequence[str]
 ) -> Iterator[tuple[FloatArray, dict[str, Any]]]:
-    found = _rows(path, [column, *others])
+    found, dim = _text_rows(path), None
     while part := list(islice(found, _PART_ROWS)):
-        rows = [_read_embedding(path, where, row[column], column) for where, row in part]
-        for (where, _), row in zip(part, rows, strict=True):
-            if len(row) != len(rows[0]):
+        rows = []
+        for where, row in part:
+            check_columns(path, [column, *others], list(row))
+            rows.append(_read_embedding(f"{path}: {where}", row[column], column))
+            dim = dim or len(rows[0])
+            if len(rows[-1]) != dim:
                 raise NNNormError(
-                    f"{path}: all embeddings must share dim; {where} has {len(row)} numbers, "
-                    f"{part[0][0]} has {len(rows[0])}"
+                    f"{path}: all embeddings must share dim; {where} has {len(rows[-1])} numbers, "
+                    f"the first row has {dim}"
                 )
         yield np.stack(rows), {name: [row[name] for _, row in part] for name in others}
 
 
-def _read_embedding(path: PathLike, where: str, cell: Any, column: str) -> FloatArray:
+def _read_embedding(where: str, cell: Any, column: str) -> FloatArray:
     try:
         if isinstance(cell, str):
             cell = cell.strip("[] \t\n").replace(",", " ").split()
@@ -343,100 +320,54 @@ def _read_embedding(path: PathLike, where: str, cell: Any, column: str) -> Float
     except (TypeError, ValueError):
         pass
     raise NNNormError(
-        f"{path}: {where} has no embedding in the column {column}; expected a list of numbers such "
-        f"as [0.1, 0.2], got {repr(cell)[:40]}"
+        f"{where} has no embedding in the column {column}; expected a list of numbers such as "
+        f"[0.1, 0.2], got {repr(cell)[:40]}"
     )
 
 
-def read_times(
-    values: Any, name: str, start: int = 0, clock: Clock | None = None
-) -> tuple[DoubleArray, Clock]:
-    """Times as float64: numbers as they are, dates as seconds since 1970."""
-    try:
-        array = np.asarray(values)
-    except ValueError:  # lists among the values
-        array = np.fromiter(values, dtype=object)
-    if array.ndim != 1:
-        raise NNNormError(f"{name} must be one time per row; got shape {array.shape}")
-    if array.dtype.kind == "M":
-        times = array.astype("datetime64[us]").astype(np.int64) / 1e6
-        times[np.isnat(array)] = np.nan
-        kinds: list[Clock] = ["dates"]
-    elif array.dtype.kind in "iuf":
-        times, kinds = array.astype(np.float64), ["numbers"]
-    else:
-        pairs = [_read_moment(value, name, start + place) for place, value in enumerate(values)]
-        times = np.array([moment for moment, _ in pairs], dtype=np.float64)
-        kinds = [kind for _, kind in pairs]
-    if clock != "numbers" and "dates" not in kinds and (days := _read_days(times)) is not None:
-        times, kinds = days, ["dates"]
-    found = clock or kinds[0]
-    for place, kind in enumerate(kinds):
-        if kind != found:
-            raise NNNormError(
-                f"{name} must be all numbers or all dates; expected {found}, but row "
-                f"{start + place} has {kind}"
-            )
-    if len(bad := np.flatnonzero(~np.isfinite(times))):
-        raise NNNormError(f"{name} must be finite; row {start + bad[0]} has none")
-    return times, found
-
-
-def read_time(value: Any, name: str, clock: Clock | None = None) -> tuple[float, Clock]:
-    """One time, as `read_times` reads them; with other times that are numbers, 20260501 is one."""
-    if clock == "numbers" and math.isfinite(number := _read_number(value)):
-        return number, clock
-    times, found = read_times([value], name)
-    return float(times[0]), found
-
-
-def _read_number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
-
-
-def _read_moment(value: Any, name: str, row: int) -> tuple[float, Clock]:
-    if math.isfinite(number := _read_number(value)) and not isinstance(value, bool):
-        return number, "numbers"
-    try:
-        moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
-    except ValueError:
-        raise NNNormError(
-            f"{name} must be numbers or dates such as 2026-05-01T12:00:00; row {row} has {value!r}"
-        ) from None
-    return _seconds(moment), "dates"
-
-
-def _read_days(numbers: DoubleArray) -> DoubleArray | None:
-    """Seconds since 1970 of numbers such as 20260501; None unless all of them are such days."""
-    if not len(numbers) or not ((numbers >= 1900_01_01) & (numbers <= 2100_12_31)).all():
-        return None
-    different, places = np.unique(numbers, return_inverse=True)
-    try:
-        days = [datetime.strptime(f"{number:.15g}", "%Y%m%d") for number in different.tolist()]
-    except ValueError:
-        return None
-    return np.array([_seconds(day) for day in days])[places]
-
-
-def _seconds(moment: datetime) -> float:
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+def read_times(values: Any, name: str, start: int = 0) -> DoubleArray:
+    """Seconds since 1970 of dates, or of numbers that are such seconds."""
+    expected = f"{name} must be dates such as 2026-05-01T12:00:00, or seconds since 1970"
+    return _read_numbers(values, _read_seconds, expected, start)
 
 
 def read_counts(values: Any, name: str, start: int = 0) -> IntArray:
     """Counts as int64, each at least 1."""
-    try:
-        numbers = np.asarray(values).astype(np.float64)
-    except (TypeError, ValueError):
-        numbers = np.array([_read_number(value) for value in values], dtype=np.float64)
-    if numbers.ndim != 1:
-        raise NNNormError(f"{name} must be one count per row; got shape {numbers.shape}")
-    bad = np.flatnonzero(~((numbers >= 1) & (numbers == np.floor(numbers)) & (numbers < 2**53)))
-    if len(bad):
-        raise NNNormError(
-            f"{name} must be whole numbers of at least 1; row {start + bad[0]} has "
-            f"{values[bad[0]]!r}"
-        )
-    return numbers.astype(np.int64)
+    expected = f"{name} must be whole numbers of at least 1"
+    return _read_numbers(values, _read_count, expected, start).astype(np.int64)
+
+
+def _read_numbers(
+    values: Any, read: Callable[[Any], float], expected: str, start: int
+) -> DoubleArray:
+    array = values if hasattr(values, "dtype") else np.array(values, dtype=object)
+    array = np.asarray(array)
+    if array.ndim != 1:
+        raise NNNormError(f"{expected}, one per row; got shape {array.shape}")
+    if array.dtype.kind == "M":
+        array = array.astype("datetime64[us]")
+    numbers = np.full(len(array), np.nan)
+    for place, value in enumerate(array.tolist()):
+        with suppress(TypeError, ValueError):
+            numbers[place] = read(value)
+        if not math.isfinite(numbers[place]):
+            raise NNNormError(f"{expected}; row {start + place} has {value!r}")
+    return numbers
+
+
+def _read_seconds(value: Any) -> float:
+    if isinstance(value, datetime):
+        moment = value
+    else:
+        text = str(value)
+        # Eight digits are a day such as 20260501: as seconds they would be in 1970 to 1973.
+        if not (len(text) == 8 and text.isdigit()):
+            with suppress(ValueError):
+                return float(text)
+        moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _read_count(value: Any) -> float:
+    number = float(value)
+    return number if 1 <= number < 2**53 and number.is_integer() else math.nan

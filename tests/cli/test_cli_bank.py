@@ -66,7 +66,7 @@ def test_old_queries_are_forgotten_if_asked(files):
 
 def test_embeddings_alone_make_a_bank_too(files):
     about = run_json("bank", "log.npy", "--normalize", "-o", "bank.safetensors")
-    assert (about["n_seen"], about["clock"]) == (200, None)
+    assert (about["n_seen"], about["last_seen"]) == (200, None)
     added = run_json("bank", "log.npy", "--add", "-o", "bank.safetensors")
     assert added["n_seen"] == 400
     assert added["fingerprint"] == about["fingerprint"]
@@ -136,12 +136,12 @@ def test_allow_gallery_rows_are_refused_unless_they_are_asked_for(files):
         (("gone.jsonl", "-o", "b.safetensors"), "there is no file gone.jsonl"),
         (("all.jsonl", "-o", "b.npz"), "the output must end in .safetensors; got b.npz"),
         (("all.jsonl", "--time", "when", "-o", "b.safetensors"), "when is not there"),
-        (("log.npy", "--time", "when", "-o", "b.safetensors"), "log.npy holds embeddings alone"),
+        (("log.npy", "--time", "when", "-o", "b.safetensors"), "log.npy) holds embeddings alone"),
         (("all.jsonl", "--half-life", "30d", "-o", "b.safetensors"),
          "half_life needs times (--time)"),
         (("all.jsonl", *ADD, "--normalize"), "a bank keeps its --max-references"),
         (("all.jsonl", "--add", "-o", "gone.safetensors"), "there is no bank file gone.safetens"),
-        (("all.jsonl", *ADD), "has no times, but the bank has dates"),
+        (("all.jsonl", *ADD), "the bank has times and all.jsonl has none"),
         (("all.jsonl", *LOG, *ADD, "--forget-before", "2027-01-01"), "would leave none of"),
     ],
 )  # fmt: skip

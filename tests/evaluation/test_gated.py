@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnnorm import open_embeddings
-from nnnorm.evaluation.metrics import evaluate
+from nnnorm.evaluation.metrics import evaluate, open_truth
 from nnnorm.evaluation.sweep import GateWatch, make_settings
-from nnnorm.evaluation.truth import open_truth
 from nnnorm.methods import make_method
 from tests import reference
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from nnnorm import NNNormWarning, compare, diagnose, open_embeddings, tune
 from nnnorm.evaluation import Task, ablate
 from nnnorm.evaluation.bootstrap import split_folds
-from nnnorm.evaluation.truth import clusters_of, count_overlap, open_truth
+from nnnorm.evaluation.metrics import clusters_of, count_overlap, open_truth
 
 
 def truth_of(lists, n_gallery=50):

@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnnorm import Bias, open_embeddings
-from nnnorm.evaluation.metrics import evaluate
+from nnnorm.evaluation.metrics import evaluate, open_truth
 from nnnorm.evaluation.sweep import sweep_hits
-from nnnorm.evaluation.truth import open_truth
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 pytestmark = pytest.mark.slow

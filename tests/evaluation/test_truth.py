@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnnorm import NNNormError
-from nnnorm.evaluation.truth import clusters_of, open_truth
+from nnnorm.evaluation.metrics import clusters_of, open_truth
 
 
 def opened(truth, n_queries=3, n_gallery=5):

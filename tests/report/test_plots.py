@@ -12,18 +12,14 @@ from nnnorm import Bias, NNNormError
 from nnnorm.errors import MissingExtraError
 from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.comparison import (
-    Ablation,
-    AblationRow,
     Comparison,
     Result,
     Task,
-    ablate,
     compare,
 )
 from nnnorm.evaluation.hubness import measure_hubness
 from nnnorm.evaluation.tuning import Cell, Tuning, tune
 from nnnorm.report.plots import (
-    plot_bank_size,
     plot_gains,
     plot_grid,
     plot_occurrences,
@@ -78,23 +74,8 @@ def make_comparison(gains=GAINS):
     return Comparison((NONE, *results), "max", 25_000, 5000, 30_000, 5000)
 
 
-def make_ablation(sizes, banks=("flickr", "coco")):
-    rows = []
-    for shift, bank in enumerate(banks):
-        for n, size in enumerate(sizes):
-            tuned = Interval(0.01 * (n - shift), 0.01 * (n - shift) - 0.004, 0.01 * n + 0.006)
-            untuned = Interval(-0.01 * n, -0.02 * n - 0.001, 0.001)
-            both = (make_result("nnn", 0.2 + gain.mean, gain) for gain in (tuned, untuned))
-            rows.append(AblationRow(bank, size / max(sizes), size, *both))
-    return Ablation(NONE, tuple(rows), "max", 25_000, 5000, 5000)
-
-
 def legend_of(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def lines_of(axes):
-    return {line.get_label(): line for line in axes.lines}
 
 
 def title_of(figure):
@@ -181,39 +162,6 @@ def test_a_tuning_without_nnn_is_rejected():
         plot_grid(replace(tuning, grid=tuning.grid[:1]))
 
 
-# --- bank size -----------------------------------------------------------------------------------
-
-
-def test_each_bank_has_a_line_of_the_own_rule_and_a_dashed_tuned_one():
-    ablation = make_ablation([30_000, 15_000, 6000, 3000])
-    figure = plot_bank_size(ablation)
-    lines = lines_of(figure.axes[0])
-    assert len(lines) == 5
-    assert list(lines["no correction"].get_ydata()) == [20, 20]
-    for bank in ("flickr", "coco"):
-        rows = [row for row in ablation.rows if row.bank == bank][::-1]
-        for kind, name, style in (("automatic", bank, "-"), ("tuned", f"{bank}, tuned", "--")):
-            line = lines[name]
-            assert list(line.get_xdata()) == [row.n_references for row in rows]
-            assert list(line.get_ydata()) == [100 * getattr(r, kind).recall_at_1 for r in rows]
-            assert line.get_linestyle() == style
-    assert is_colour(lines["flickr, tuned"].get_color(), BLUE)
-    assert is_colour(lines["coco"].get_color(), ORANGE)
-    assert legend_of(figure) == ["no correction", "flickr", "coco"]
-    assert title_of(figure) == "How many past queries are enough? (25,000 test queries)"
-
-
-def test_bands_are_the_intervals_of_the_gain_above_no_correction():
-    ablation = make_ablation([1000, 2000, 4000], ["flickr"])
-    (band,) = plot_bank_size(ablation).axes[0].collections
-    corners = band.get_paths()[0].vertices
-    for row in ablation.rows:
-        gain = row.automatic.gain
-        heights = corners[corners[:, 0] == row.n_references, 1]
-        assert heights.min() == pytest.approx(20 + 100 * gain.low)
-        assert heights.max() == pytest.approx(20 + 100 * gain.high)
-
-
 # --- gains ---------------------------------------------------------------------------------------
 
 
@@ -256,14 +204,6 @@ FIGURES = {
     "the usual grid": lambda: plot_grid(make_tuning(2 ** np.arange(10), np.arange(2, 13) / 8)),
     "one cell": lambda: plot_grid(make_tuning([16], [0.5])),
     "a large grid": lambda: plot_grid(make_tuning(range(1000, 1030), np.arange(30) / 20)),
-    "four sizes": lambda: plot_bank_size(make_ablation([30_000, 15_000, 6000, 3000])),
-    "eight sizes": lambda: plot_bank_size(make_ablation([100 * 2**n for n in range(8)])),
-    "one size": lambda: plot_bank_size(make_ablation([30_000])),
-    "millions": lambda: plot_bank_size(make_ablation([1_000_000, 5_000_000, 20_000_000])),
-    "hundred thousands": lambda: plot_bank_size(make_ablation([40_000, 900_000])),
-    "many banks": lambda: plot_bank_size(
-        make_ablation([300, 3000], [f"a bank with a long name, number {n}" for n in range(7)])
-    ),
     "one method": lambda: plot_gains(make_comparison({"nnn": GAINS["nnn"]})),
     "three methods": lambda: plot_gains(make_comparison(dict(list(GAINS.items())[:3]))),
     "nine methods": lambda: plot_gains(make_comparison(NINE)),
@@ -293,7 +233,6 @@ def test_nothing_is_cut_off_and_no_tick_labels_touch(name):
 
 def test_real_results_of_every_kind_can_be_drawn(small):
     task = Task(small.queries, small.gallery, np.arange(11))
-    banks = {"own": small.references}
     comparison = compare(
         task.gallery,
         small.references,
@@ -303,16 +242,6 @@ def test_real_results_of_every_kind_can_be_drawn(small):
         methods=["nnn", "csls", "dn", "is"],
     )
     assert len(plot_gains(comparison).axes[0].get_yticklabels()) == 4
-    assert (
-        len(
-            plot_bank_size(
-                ablate(task.gallery, banks, queries=task.queries, truth=task.truth, validation=task)
-            )
-            .axes[0]
-            .lines
-        )
-        == 3
-    )
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -375,7 +304,6 @@ def test_a_failed_figure_leaves_the_old_file(tmp_path, monkeypatch, error):
     [
         lambda: plot_occurrences(BEFORE),
         lambda: plot_grid(make_tuning([1], [0.5])),
-        lambda: plot_bank_size(make_ablation([5])),
         lambda: plot_gains(make_comparison()),
     ],
 )

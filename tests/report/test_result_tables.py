@@ -6,12 +6,11 @@ import pytest
 
 from nnnorm import Bias
 from nnnorm.evaluation.bootstrap import Interval
-from nnnorm.evaluation.comparison import Ablation, AblationRow, Comparison, Result
+from nnnorm.evaluation.comparison import Comparison, Result
 from nnnorm.evaluation.hubness import diagnose, measure_hubness
 from nnnorm.evaluation.tuning import Cell, Tuning, tune
 from nnnorm.report.tables import (
     Table,
-    tabulate_ablation,
     tabulate_comparison,
     tabulate_diagnosis,
     tabulate_results,
@@ -47,19 +46,6 @@ def comparison():
     return Comparison(results, "one-standard-error", 5000, 1000, 30455, 4000)
 
 
-@pytest.fixture
-def ablation():
-    rows = tuple(
-        AblationRow(bank, share, n, tuned, result("nnn", {"reference_k": 4, "alpha": 0.51}, DOUBT))
-        for bank, share, n, tuned in (
-            ("own", 1.0, 30455, result("nnn", {"reference_k": 128, "alpha": 0.75}, GAIN, 0.21597)),
-            ("own", 0.125, 3807, result("nnn", {"reference_k": 64, "alpha": 0.5}, LOSS)),
-            ("r_1 & 100% [web]|{x}", 0.001, 30, result("none", {}, Interval(0, 0, 0, 1.0))),
-        )
-    )
-    return Ablation(result("none", {}, None), rows, "max", 5000, 1000, 4000)
-
-
 @pytest.fixture(scope="module")
 def tuning():
     gallery, queries, references = made.make_embeddings(n_items=40, n_past=30, dim=16)
@@ -78,12 +64,11 @@ def diagnosis():
 
 
 @pytest.fixture
-def tables(comparison, ablation, tuning, diagnosis):
+def tables(comparison, tuning, diagnosis):
     """One of each kind, and the two of a diagnosis without bias and truth."""
     alone = tabulate_diagnosis(diagnose(np.eye(3), np.eye(3)))
     return [
         tabulate_comparison(comparison),
-        tabulate_ablation(ablation),
         tabulate_tuning(tuning),
         *tabulate_diagnosis(diagnosis),
         *alone,
@@ -122,29 +107,6 @@ def test_a_method_that_is_no_better_than_no_correction_is_called_not_chosen(comp
     assert table.rows[0][1] == "not chosen"
     assert "not chosen: no setting did better than no correction, which is used." in table.notes
     assert "Each method cross-fitted: each fifth of the queries" in table.notes[0]
-
-
-# --- banks side by side --------------------------------------------------------------------------
-
-
-def test_an_ablation_has_a_row_per_bank_and_size_after_no_correction(ablation):
-    table = tabulate_ablation(ablation)
-    assert [row[0] for row in table.rows] == [
-        "none", "own 100 %", "own 12.5 %", "r_1 & 100% [web]|{x} 0.1 %",
-    ]  # fmt: skip
-    none, whole, part, other = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
-    assert none["R@1"] == "20.55"
-    assert whole["refs"] == "30,455"
-    assert (whole["tuned"], whole["R@1"], whole["gain"]) == (
-        "k=128 α=0.75", "21.60", "+1.05 [0.21, 1.89]",
-    )  # fmt: skip
-    assert whole["gain, automatic"] == "+0.10 [−0.40, 0.61]"
-    assert part["gain"] == "−2.00 [−3.34, −0.61]"
-    assert (other["tuned"], other["gain"]) == ("none", "+0.00 [0.00, 0.00]")
-    assert table.title == "NNN by bank, 5,000 test queries, 1,000 items"
-    assert "NNN tuned on 4,000 validation queries (the maximum of R@1)" in table.notes[0]
-    crossed = tabulate_ablation(dataclasses.replace(ablation, n_validation=0))
-    assert "NNN cross-fitted: each fifth of the queries has the setting" in crossed.notes[0]
 
 
 # --- a tuning ------------------------------------------------------------------------------------
@@ -264,17 +226,15 @@ def test_tables_can_be_printed_in_a_terminal_of_any_width(tables, capsys, monkey
         assert max(map(len, lines)) <= int(columns)
 
 
-def test_a_terminal_of_80_columns_loses_optional_columns_only(
-    comparison, ablation, capsys, monkeypatch
-):
+def test_a_terminal_of_80_columns_loses_optional_columns_only(comparison, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    for table in (tabulate_comparison(comparison), tabulate_ablation(ablation)):
-        table.print()
-        out = capsys.readouterr().out
-        assert "…" not in out
-        for row in table.rows:
-            for column, cell in zip(table.columns[1:], row[1:], strict=True):
-                assert column in table.optional or cell in out
+    table = tabulate_comparison(comparison)
+    table.print()
+    out = capsys.readouterr().out
+    assert "…" not in out
+    for row in table.rows:
+        for column, cell in zip(table.columns[1:], row[1:], strict=True):
+            assert column in table.optional or cell in out
 
 
 def test_words_are_wrapped_and_names_are_kept_whole(capsys, monkeypatch):

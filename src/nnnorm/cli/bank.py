@@ -8,7 +8,6 @@ from nnnorm.cli.app import command
 from nnnorm.cli.core import answer_bank
 from nnnorm.cli.output import Answer, check_output, show_progress, write_command
 from nnnorm.errors import NNNormError
-from nnnorm.tables import TABLE_SUFFIXES
 
 
 @command(
@@ -36,25 +35,13 @@ def bank(
             "a bank keeps its --max-references, --half-life and --normalize; leave them out with "
             "--add, or make a new bank"
         )
-    columns: dict[str, Any] = {"column": column, "time": time, "count": count}
-    is_table = log.suffix.lower() in TABLE_SUFFIXES
-    if not is_table and (time is not None or count is not None):
-        raise NNNormError(
-            f"{log} holds embeddings alone, so there is no column for --time or --count; give a "
-            f"log ({', '.join(TABLE_SUFFIXES)})"
-        )
-    kept = Bank.load(output) if add else None
+    columns: dict[str, Any] = {"column": column, "times": time, "counts": count}
     with show_progress("Reading the log") as progress:
-        if kept is None:
-            kept = (
-                Bank.from_log(log, **columns, **fixed, progress=progress)
-                if is_table
-                else Bank.of(log, **fixed, progress=progress)
-            )
-        elif is_table:
-            kept.add_log(log, **columns, progress=progress)
+        if add:
+            kept = Bank.load(output)
+            kept.add(log, **columns, progress=progress)
         else:
-            kept.add(log, progress=progress)
+            kept = Bank.of(log, **columns, **fixed, progress=progress)
     if forget_before is not None:
         kept.forget(before=forget_before)
     kept.save(output)

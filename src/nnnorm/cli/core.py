@@ -16,7 +16,6 @@ from nnnorm.cli.output import (
     Facts,
     answer_ranking,
     check_output,
-    open_bank,
     read_ids,
     read_settings,
     show_progress,
@@ -67,13 +66,12 @@ def fit(
     check_output(save_corrector, [*read, output], ".safetensors")
     options |= {"gallery_references": gallery_references, "duplicates": duplicates}
     options |= {"solver": solver, "normalize": normalize}
-    past: Any = open_bank(references)
     with show_progress("Scoring the gallery against the past queries") as progress:
         options["progress"] = progress
         if save_corrector is None and recent is None:
-            bias = chosen.fit(gallery, past, **options)
+            bias = chosen.fit(gallery, references, **options)
         else:
-            corrector = Corrector.fit(gallery, past, chosen, recent=recent, **options)
+            corrector = Corrector.fit(gallery, references, chosen, recent=recent, **options)
             bias = _keep(corrector, save_corrector)
     bias.save(output)
     if not bias.correction.any() and not bias.gates:
@@ -222,9 +220,7 @@ def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None)
         size += f", a random sample: at most {about['max_references']:,} are kept"
     often, half_life = int(bank.counts.max()), about["half_life"]
     if half_life is not None:
-        in_days = f"{half_life / 86400:.3g} days"
-        is_number = about["clock"] == "numbers"
-        half_life = f"{half_life:.15g}, in the unit of the times" if is_number else in_days
+        half_life = f"{half_life / 86400:.3g} days"
     facts = {
         "unique queries": size,
         "most asked": f"{often:,} times, {often / bank.n_seen:.1%} of all queries",

@@ -12,7 +12,6 @@ from nnnorm.cli.app import command
 from nnnorm.cli.output import (
     Answer,
     check_output,
-    open_bank,
     read_ids,
     read_settings,
     show_progress,
@@ -64,7 +63,7 @@ def check(
     with show_progress("Checking") as progress:
         found = evaluation.check(
             gallery,
-            open_bank(references),
+            references,
             queries=queries,
             truth=_read_truth(truth),
             recent=recent,
@@ -178,10 +177,6 @@ def _measure(
         result = evaluation.make_result(bias.method, dict(bias.params), done, raw)
         rows.append((done, result, bias.weight))
     notes, programs = [], []
-    if bias is not None:
-        notes.append(
-            "Gains in points with 95 % paired intervals. An interval that includes 0 shows no gain."
-        )
     for found, result, weight in rows:
         means = evaluation.mean_metrics(found)
         gains = ", ".join(
@@ -224,7 +219,7 @@ def tune(
     with show_progress("Trying every setting") as progress:
         tuning = evaluation.tune(
             gallery,
-            open_bank(references),
+            references,
             queries=queries,
             truth=_read_truth(truth),
             methods=methods or ["nnn"],
@@ -287,7 +282,7 @@ def compare(
     with show_progress("Comparing") as progress:
         comparison = evaluation.compare(
             gallery,
-            open_bank(references),
+            references,
             queries=queries,
             truth=_read_truth(truth),
             validation=task,

@@ -16,7 +16,6 @@ import typer
 from nnnorm.errors import NNNormError, first_line
 
 if TYPE_CHECKING:
-    from nnnorm.bank import Bank
     from nnnorm.files import Progress
     from nnnorm.ranking import Ranking
 
@@ -157,15 +156,6 @@ def check_output(output: Path | None, inputs: Sequence[Path | None], *suffixes: 
         raise NNNormError(f"{output} is one of the inputs and would be lost; choose another name")
     if output.suffix not in suffixes:
         raise NNNormError(f"the output must end in {' or '.join(suffixes)}; got {output}")
-
-
-def open_bank(path: Path | None) -> "Path | Bank | None":
-    """Load a bank; other past queries are opened by the function that takes them."""
-    if path is None or path.suffix != ".safetensors":
-        return path
-    from nnnorm.bank import Bank
-
-    return Bank.load(path)
 
 
 def read_ids(path: Path | None, what: str = "ids") -> Any:

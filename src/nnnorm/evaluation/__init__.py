@@ -1,7 +1,6 @@
 """Measuring what a correction does: recall, hubs, tuning, comparisons, audits.
 
-truth        the right items of every query; references that are among the queries
-metrics      ranks of the right items: R@K, MRR, nDCG
+metrics      the right items of every query and their ranks: R@K, MRR, nDCG
 hubness      how often items are retrieved, hubs, a null model; `diagnose`
 bootstrap    intervals by resampling, clustered and paired
 sweep        all settings of all methods from one pass, and R@1 of each from one product
@@ -41,14 +40,12 @@ from nnnorm.evaluation.hubness import (
 )
 from nnnorm.evaluation.metrics import (
     Evaluation,
+    Truth,
+    clusters_of,
     evaluate,
     evaluate_ranking,
     mean_metrics,
     measure_gain,
-)
-from nnnorm.evaluation.truth import (
-    Truth,
-    clusters_of,
     open_truth,
     read_truth,
     warn_of_mismatched_bank,

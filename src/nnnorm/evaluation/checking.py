@@ -15,16 +15,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nnnorm.bank import Bank, open_references, use_references
+from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
-from nnnorm.dedup import Duplicates
+from nnnorm.dedup import Duplicates, drop_copies
 from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
-from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
-from nnnorm.evaluation.truth import clusters_of, one_per_cluster, open_truth, warn_of_overlap
+from nnnorm.evaluation.metrics import (
+    Evaluation,
+    clusters_of,
+    evaluate,
+    measure_gain,
+    one_per_cluster,
+    open_truth,
+    warn_of_overlap,
+)
 from nnnorm.evaluation.tuning import try_settings
 from nnnorm.files import Progress
 from nnnorm.input_checks import (
@@ -260,7 +267,7 @@ def check(
     queries : array or path, shape (n_queries, dim)
         A sample of the queries that the search gets, none of them among the references.
     truth : array or list, optional
-        The right items of the queries, see `truth.open_truth`: the gain is measured.
+        The right items of the queries, see `open_truth`: the gain is measured.
     recent : array or path, shape (n_recent, dim), optional
         Recent queries of one's own, which join the bank and judge it, as in `Corrector.fit`.
     ids : sequence, optional
@@ -329,14 +336,13 @@ def check(
         recent = open_embeddings(recent, name="recent", normalize=items.normalized or None)
         if truth is not None:  # without labels nothing is measured on them
             warn_of_overlap(recent, asked)
-    given = references if isinstance(references, Bank) else bank
     fit: dict[str, Any] = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
     # The verdict says what these warnings mean.
     with quiet("the past queries don't resemble"), quiet(LIKE_ITEMS):
         if recent is None:
-            bias = NNN().fit(items, given, **fit, **run)
+            bias = NNN().fit(items, bank, **fit, **run)
         else:
-            bias = Corrector.fit(items, given, NNN(), recent=recent, **fit, **run).bias
+            bias = Corrector.fit(items, bank, NNN(), recent=recent, **fit, **run).bias
     z = bias.params.get("mismatch_z")
     with_items = False
     if recent is None:
@@ -352,7 +358,7 @@ def check(
         automatic = _with_gain(automatic, corrected, raw, seed)
         if recent is None:
             with quiet():  # of what was warned of above
-                used = use_references(references, bank, duplicates, progress)
+                used = drop_copies(bank, duplicates, progress)
             trial = try_settings([NNN().name], items, used, None, asked, right, **run)
             number = trial.choose("one-standard-error")
             crossed = trial.cross_fit("one-standard-error", seed=seed)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
+from nnnorm.bank import Bank, open_gallery_references, open_references
 from nnnorm.bias import Bias
 from nnnorm.dedup import (
     Duplicates,
@@ -28,9 +28,14 @@ from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
-from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
+from nnnorm.evaluation.metrics import (
+    Evaluation,
+    check_bank,
+    evaluate,
+    measure_gain,
+    warn_of_overlap,
+)
 from nnnorm.evaluation.sweep import check_grids
-from nnnorm.evaluation.truth import check_bank, warn_of_overlap
 from nnnorm.evaluation.tuning import Select, check_methods, check_select, try_settings
 from nnnorm.files import Progress
 from nnnorm.methods import NNN, NO_CORRECTION, Grid, MethodName, Statistics
@@ -45,7 +50,7 @@ class Task(NamedTuple):
     queries : array or path, shape (n_queries, dim)
     gallery : array or path, shape (n_gallery, dim)
     truth : array or list
-        The right items, see `truth.open_truth`.
+        The right items, see `open_truth`.
     """
 
     queries: Source
@@ -152,7 +157,7 @@ def compare(
     queries : array or path, shape (n_queries, dim)
         The test queries.
     truth : array or list
-        The right items, see `truth.open_truth`.
+        The right items, see `open_truth`.
     validation : Task, optional
         Queries to tune on, in this or another gallery. Without it, the figures are cross-fitted:
         each fifth of the queries (by `seed`) gets the setting that the others choose.
@@ -202,7 +207,7 @@ def compare(
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     study = _Study(Task(queries, gallery, truth), validation, select, seed, normalize, options)
     study.check_bank(bank)
-    used = use_references(references, bank, duplicates, progress)
+    used = drop_copies(bank, duplicates, progress)
     results = study.run(names, used, gallery_bank, grids)
     return Comparison(
         results=(study.uncorrected, *results),
@@ -238,7 +243,7 @@ def ablate(
     queries : array or path, shape (n_queries, dim)
         The test queries.
     truth : array or list
-        The right items, see `truth.open_truth`.
+        The right items, see `open_truth`.
     validation : Task, optional
         Queries to tune on; without it, the tuned figures are cross-fitted, as in `compare`.
     duplicates : {"drop", "keep"}

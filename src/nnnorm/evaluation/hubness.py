@@ -22,9 +22,9 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.dedup import NEAR_COPY, Duplicates, as_units
-from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.embeddings import Embeddings, IntArray, Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
-from nnnorm.evaluation.truth import (
+from nnnorm.evaluation.metrics import (
     Truth,
     clusters_of,
     open_truth,
@@ -39,7 +39,6 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.tables import check_ids
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Severity = Literal["none", "mild", "moderate", "severe"]
 
 HUB = 2  # times the mean
@@ -380,7 +379,7 @@ def diagnose(
     duplicates : {"drop", "keep"}
         Whether copies in the bank count once, see `Method.fit`.
     truth : array or list, optional
-        Adds which hits of a hub are wrong. See `truth.open_truth`.
+        Adds which hits of a hub are wrong. See `open_truth`.
     ids : sequence, optional
         Id of every item, shown instead of its row number; by default the ids of the gallery if it
         has any.
@@ -416,9 +415,8 @@ def diagnose(
             raise NNNormError("give a bias or references to fit one from, not both")
         bank = open_references(references, normalize=normalize)
         warn_of_overlap(bank, asked)
-        given = references if isinstance(references, Bank) else bank
         with quiet(LIKE_ITEMS):  # the queries below tell for certain
-            bias = NNN().fit(items, given, duplicates=duplicates, **run)
+            bias = NNN().fit(items, bank, duplicates=duplicates, **run)
         warn_of_mismatched_bank(bank, asked, items, truth)
     k = places_to_count(len(asked), len(items)) if k is None else k
     about: dict[str, Any] = {"truth": truth, "queries": asked}

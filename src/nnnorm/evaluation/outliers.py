@@ -28,11 +28,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bank import Bank, open_references, use_references
-from nnnorm.corrector import Corrector
-from nnnorm.dedup import as_units, used_rows
+from nnnorm.bank import Bank, open_references
+from nnnorm.corrector import Corrector, open_corrector
+from nnnorm.dedup import as_units, drop_copies, used_rows
 from nnnorm.embeddings import (
     Embeddings,
+    FloatArray,
+    IntArray,
     Source,
     ValidRows,
     check_same_dim,
@@ -41,14 +43,11 @@ from nnnorm.embeddings import (
     open_valid,
 )
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation.drift import open_corrector
 from nnnorm.files import Progress, write_whole
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, count_threads, strips_in_order
 from nnnorm.tables import check_ids
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Verdict = Literal["fine", "watch", "remove"]
 # A share ("0.2%", 0.002) or a number of alerts.
 Budget: TypeAlias = str | float | int
@@ -235,7 +234,7 @@ def scan(
         items = open_valid(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
         check_same_norms(items.embeddings, past, normalize=normalize)
-        bank = used_rows(use_references(references, past, "drop", progress))
+        bank = used_rows(drop_copies(past, "drop", progress))
     else:
         loaded = open_corrector(corrector)
         items, bank = loaded.open_valid(gallery, "gallery"), loaded.bank

@@ -13,20 +13,35 @@ others choose.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
+from nnnorm.bank import Bank, open_gallery_references, open_references
 from nnnorm.bias import Bias, Popularity
-from nnnorm.dedup import Duplicates, References, count_references, count_unique, is_sample
-from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
+from nnnorm.dedup import (
+    Duplicates,
+    References,
+    count_references,
+    count_unique,
+    drop_copies,
+    is_sample,
+)
+from nnnorm.embeddings import Embeddings, FloatArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
-from nnnorm.evaluation.metrics import Counter, Evaluation, evaluate, join_folds, measure_gain
+from nnnorm.evaluation.metrics import (
+    Counter,
+    Evaluation,
+    check_bank,
+    clusters_of,
+    evaluate,
+    join_folds,
+    measure_gain,
+    open_truth,
+)
 from nnnorm.evaluation.sweep import GateWatch, Setting, make_settings, sweep_hits
-from nnnorm.evaluation.truth import check_bank, clusters_of, open_truth
 from nnnorm.files import Progress
 from nnnorm.methods import (
     METHOD_NAMES,
@@ -41,7 +56,6 @@ from nnnorm.methods import (
 )
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Select = Literal["one-standard-error", "max"]
 # Weights of a popularity for cosines: on Flickr8k 0.05 was the best of these under Zipf's traffic,
 # and 0.12 too much. They are multiplied by the product of the norms of queries and items.
@@ -211,7 +225,7 @@ def tune(
     queries : array or path, shape (n_queries, dim)
         Held out: neither references nor the queries that will be reported on.
     truth : array or list
-        The right items, see `truth.open_truth`.
+        The right items, see `open_truth`.
     methods : sequence of str, or "all"
         "all" leaves out the methods that need a gallery bank if there is none.
     gallery_references : array or path, shape (n_gallery_references, dim), optional
@@ -260,7 +274,7 @@ def tune(
         names = _check_clicks(clicks, len(items), names, is_all=methods == "all")
     right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
     check_bank(bank, asked, items, right)
-    used = use_references(references, bank, duplicates, progress)
+    used = drop_copies(bank, duplicates, progress)
     trial = try_settings(
         names, items, used, gallery_bank, asked, right, clusters=clusters, grids=grids, **options
     )

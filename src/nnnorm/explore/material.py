@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm import evaluation
-from nnnorm.bank import Bank, open_references
+from nnnorm.bank import open_references
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
 from nnnorm.datasets import load_shapes, read_scene
-from nnnorm.embeddings import Embeddings, open_embeddings
+from nnnorm.embeddings import Embeddings, FloatArray, open_embeddings
 from nnnorm.encoders import list_inputs, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
@@ -30,7 +30,6 @@ from nnnorm.input_checks import check_inputs
 from nnnorm.methods import label_method
 from nnnorm.tables import TABLE_SUFFIXES, check_ids, read_all_columns, read_json, read_jsonl
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 # Columns of the metadata that name an item's picture, the first that is there.
 _PICTURE_COLUMNS = ("image", "file", "path", "filename", "image_path")
 # A column with more values than this is not offered as a filter.
@@ -73,7 +72,6 @@ class Material:
     gallery: Embeddings
     queries: Embeddings
     references: Embeddings
-    bank: Bank | None = None  # the references, if they come from one
     truth: evaluation.Truth | None = None
     ids: npt.NDArray[Any] | None = None
     captions: Sequence[str] | None = None
@@ -88,11 +86,6 @@ class Material:
     options: Mapping[str, str] = field(default_factory=dict)
     examples: Sequence[str] = ()
     notes: Sequence[str] = ()
-
-    @property
-    def past_queries(self) -> Bank | Embeddings:
-        """The references as they were given."""
-        return self.references if self.bank is None else self.bank
 
     def name_item(self, item: int) -> str:
         """Return the id of an item, or its row number."""
@@ -187,11 +180,8 @@ def open_material(
             normalize = True if is_unit and normalize is None else normalize
         asked = open_embeddings(queries, name="queries", normalize=normalize)
         fitted = None if corrector is None else Corrector.load(corrector)
-        bank = None
-        if references is not None and references.suffix == ".safetensors":
-            bank = Bank.load(references)
         source = fitted.bank if references is None and fitted is not None else references
-        past = open_references(bank or cast(Any, source), normalize=normalize)
+        past = open_references(source, normalize=normalize)
         right = None
         if truth is not None:
             right = evaluation.open_truth(
@@ -216,7 +206,6 @@ def open_material(
         gallery=items,
         queries=asked,
         references=past,
-        bank=bank,
         truth=right,
         ids=items.ids if ids is None else check_ids(ids, len(items), name="gallery"),
         captions=_read_captions(captions, len(items), "items for --captions", len(asked)),

@@ -18,10 +18,9 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bank import use_references
 from nnnorm.bias import Bias
-from nnnorm.dedup import UniqueRows
-from nnnorm.embeddings import Embeddings, open_embeddings
+from nnnorm.dedup import UniqueRows, drop_copies
+from nnnorm.embeddings import Embeddings, FloatArray, IntArray, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation import Scan, Tuning, clusters_of, count_occurrences, scan, tune
 from nnnorm.explore.candidates import Answer, Candidates
@@ -41,8 +40,6 @@ from nnnorm.methods import (
 )
 from nnnorm.ranking import score_matrix
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 # A method with its parameters, or what an index serves.
 Setting: TypeAlias = Method | Served
@@ -144,7 +141,7 @@ class Session:
         self.queries = _in_memory(material.queries, self.chosen)
         self.truth = None if material.truth is None else material.truth.some_queries(self.chosen)
         self.clusters = None if self.truth is None else clusters_of(self.truth)
-        unique = use_references(material.past_queries, material.references, progress=progress)
+        unique = drop_copies(material.references, progress=progress)
         self.unique = cast(UniqueRows, unique)
         self.statistics = Statistics.of_embeddings(material.gallery, self.unique, progress=progress)
         resolved, _ = NNN(alpha=0.0).resolve(self.statistics)
@@ -317,7 +314,7 @@ class Session:
 
     def _scan(self) -> Scan:
         material = self.material
-        return scan(material.gallery, material.past_queries, ids=cast(Any, material.ids))
+        return scan(material.gallery, material.references, ids=cast(Any, material.ids))
 
     def _tune(self) -> Tuning | None:
         """R@1 of a grid of settings on the queries of the sample."""

@@ -17,13 +17,11 @@ import numpy.typing as npt
 
 from nnnorm.bank import (
     Bank,
-    is_bank,
     open_gallery_references,
     open_references,
-    use_references,
 )
 from nnnorm.bias import Bias, Gate
-from nnnorm.dedup import Duplicates
+from nnnorm.dedup import Duplicates, drop_copies
 from nnnorm.embeddings import Embeddings, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
@@ -226,10 +224,10 @@ class Method(ABC):
         )
         with one_blas_thread():  # threads would wait for each other longer than they multiply
             check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
-        duplicates = self.duplicates_for(references, duplicates)
+        duplicates = self.duplicates_for(past, duplicates)
         statistics = Statistics.of_embeddings(
             items,
-            use_references(references, past, duplicates, progress),
+            drop_copies(past, duplicates, progress),
             bank,
             solver=solver,
             quality=quality,
@@ -260,12 +258,10 @@ class Method(ABC):
                 check_same_norms(items, other, normalize=normalize)
         return items, past, bank
 
-    def duplicates_for(
-        self, references: Source | Bank, duplicates: Duplicates | None
-    ) -> Duplicates:
+    def duplicates_for(self, past: Embeddings, duplicates: Duplicates | None) -> Duplicates:
         """What `duplicates` means if it is not given: a saved bank has no copies to keep."""
         if duplicates is None:
-            return "drop" if self.is_automatic or is_bank(references) else "keep"
+            return "drop" if self.is_automatic or past.counts is not None else "keep"
         return duplicates
 
     def fit_scores(

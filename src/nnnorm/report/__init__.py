@@ -14,7 +14,6 @@ from nnnorm.report.plots import (
 )
 from nnnorm.report.tables import (
     Table,
-    tabulate_ablation,
     tabulate_audit,
     tabulate_check,
     tabulate_comparison,

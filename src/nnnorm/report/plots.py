@@ -1,4 +1,4 @@
-"""Results as plots: occurrences of items, grids, bank sizes, gains, audits, and what queries find.
+"""Results as plots: occurrences of items, grids, gains, audits, and what queries find.
 
 Every function takes results and returns a `matplotlib.figure.Figure` of its own. Blue is gain,
 orange is loss or before, grey is no correction or no clear difference; the colors are safe for
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.evaluation import Ablation, Audit, Cell, Comparison, Tuning, expect_occurrences
+from nnnorm.evaluation import Audit, Cell, Comparison, Tuning, expect_occurrences
 from nnnorm.files import write_whole
 from nnnorm.methods import NNN, describe_setting, label_method
 from nnnorm.report.tables import MANY_QUERIES
@@ -107,8 +107,6 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
 
 # --- results ------------------------------------------------------------------------------------
 
-_COLORS = (BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
-_MARKERS = "osD^vP"
 _LOSS_TO_GAIN = ("#DE7326", "#F3C9A5", "#F7F7F7", "#AFD3E8", "#3B93C7")
 _FILLED: dict[str, Any] = {"facecolor": "#F2C29B", "fill": True, "linewidth": 0}
 _MANY_BINS = 60
@@ -227,38 +225,6 @@ def plot_grid(tuning: Tuning) -> "Figure":
         "α, weight of the correction",
     )
     add_legend(figure, handles)
-    return figure
-
-
-def plot_bank_size(ablation: Ablation) -> "Figure":
-    """Plot R@1 against the number of past queries: automatic with its interval, and tuned."""
-    figure, axes = make_figure(4.2)
-    baseline = 100 * ablation.uncorrected.recall_at_1
-    axes.axhline(baseline, color=GREY, linewidth=1.5, label="no correction", zorder=1.5)
-    for number, name in enumerate(dict.fromkeys(row.bank for row in ablation.rows)):
-        rows = sorted((r for r in ablation.rows if r.bank == name), key=lambda r: r.n_references)
-        sizes = [row.n_references for row in rows]
-        automatic = [100 * row.automatic.recall_at_1 for row in rows]
-        tuned = [100 * row.tuned.recall_at_1 for row in rows]
-        ends = [(r.automatic.gain.low, r.automatic.gain.high) for r in rows if r.automatic.gain]
-        low, high = baseline + 100 * np.array(ends).T
-        color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
-        if len(rows) == 1:  # a band needs two sizes
-            axes.vlines(sizes, low, high, color=color, alpha=0.15, linewidth=12)
-        axes.fill_between(sizes, low, high, color=color, alpha=0.15, linewidth=0)
-        axes.plot(sizes, automatic, f"{marker}-", color=color, linewidth=2, label=name)
-        axes.plot(sizes, tuned, "--", color=color, linewidth=1.2, label=f"{name}, tuned")
-    axes.set_xscale("log")
-    separate_thousands(axes.xaxis)
-    label_axes(
-        axes,
-        f"How many past queries are enough? ({ablation.n_queries:,} test queries)",
-        "past queries in the bank",
-        "right item first, % (R@1)",
-    )
-    handles = [line for line in axes.lines if line.get_linestyle() == "-"]
-    note = "dashed: tuned on labels; bands: 95 % interval of the gain over no correction"
-    add_legend(figure, handles, note)
     return figure
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from nnnorm.dedup import describe_size
 from nnnorm.evaluation import (
-    Ablation,
     Audit,
     Check,
     Comparison,
@@ -201,36 +200,18 @@ def tabulate_comparison(comparison: Comparison) -> Table:
         f"Methods on {comparison.n_queries:,} test queries, {comparison.n_gallery:,} items, "
         f"{describe_size(comparison.n_references, *unique)}"
     )
+    rule = _RULES[comparison.select]
+    tuned = f"tuned on {comparison.n_validation:,} validation queries ({rule})"
+    if not comparison.n_validation:
+        tuned = (
+            "cross-fitted: each fifth of the queries has the setting that the others choose "
+            f"({rule}); the setting shown is what all of them choose"
+        )
     note = (
-        f"{_tuned_on('Each method', comparison)}. R@K in %, gains in points with 95 % paired "
-        "intervals, queries of one item drawn together."
+        f"Each method {tuned}. R@K in %, gains in points with 95 % paired intervals, queries of "
+        "one item drawn together."
     )
     return tabulate_results(comparison.results, title, [note])
-
-
-def tabulate_ablation(ablation: Ablation) -> Table:
-    """Make a table of banks, with tuned and automatic NNN at every size."""
-    columns = ("bank", "refs", "used", "tuned", "R@1", "gain", "gain, automatic")
-    rows = [("none", "0", "0", "", _percent(ablation.uncorrected.recall_at_1), "", "")]
-    for row in ablation.rows:
-        rows.append(
-            (
-                f"{row.bank} {100 * row.share:.3g} %",
-                f"{row.n_references:,}",
-                f"{row.n_references if row.n_unique is None else row.n_unique:,}",
-                describe_setting(row.tuned.method, row.tuned.params) or row.tuned.method,
-                _percent(row.tuned.recall_at_1),
-                show_gain(row.tuned.gain),
-                show_gain(row.automatic.gain),
-            )
-        )
-    title = f"NNN by bank, {ablation.n_queries:,} test queries, {ablation.n_gallery:,} items"
-    note = (
-        f"{_tuned_on('NNN', ablation)}; automatic uses no labels. R@1 in %, gains in points "
-        f"over no correction with 95 % paired intervals. {_INCLUDES_ZERO} Used: unique past "
-        "queries, or a sample of them."
-    )
-    return Table(title, columns, tuple(rows), (note,), optional=("tuned",))
 
 
 def tabulate_tuning(tuning: Tuning) -> Table:
@@ -274,15 +255,6 @@ def tabulate_tuning(tuning: Tuning) -> Table:
         )
     columns = ("method", "setting", "R@1", "R@5", "R@10", "chosen by")
     return Table(title, columns, tuple(rows), tuple(notes))
-
-
-def _tuned_on(what: str, study: Comparison | Ablation) -> str:
-    if study.n_validation:
-        return f"{what} tuned on {study.n_validation:,} validation queries ({_RULES[study.select]})"
-    return (
-        f"{what} cross-fitted: each fifth of the queries has the setting that the others choose "
-        f"({_RULES[study.select]}); the setting shown is what all of them choose"
-    )
 
 
 # --- hubs, drift, outliers, check ----------------------------------------------------------------
