@@ -32,8 +32,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 from nnnorm.files import check_regular, write_whole
-from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Layout
-from nnnorm.index.metadata import BATCH, chunks
+from nnnorm.index.backend import BATCH, Backend, FloatArray, Hits, Ids, Items, Layout, chunks
 
 Labels = npt.NDArray[np.int64]
 _REFINED = 4  # times k items that an engine of few bits finds first

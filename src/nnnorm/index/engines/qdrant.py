@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-import numpy as np
-
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout, whole
-from nnnorm.index.metadata import BATCH, chunks, gather, join_fields, to_ids
-from nnnorm.index.server import ServerBackend, ServerOptions
+from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, whole
+from nnnorm.index.server import ServerBackend, ServerOptions, join_fields
 
 _NUMBERS = 1_000_000  # in one request: a server takes 32 MB at most
 _ID = "nnnorm_id"
@@ -157,7 +154,7 @@ class QdrantBackend(ServerBackend):
         ]
         answers = self.client.query_batch_points(self._name(version), requests)
         rows = [[(_own_id(hit), hit.score) for hit in answer.points] for answer in answers]
-        return gather(rows)
+        return Hits.read(rows)
 
     def _filter(self, filter: Any) -> Any:
         try:
@@ -174,9 +171,9 @@ class QdrantBackend(ServerBackend):
             )
             is_first = False
             if points:
-                vectors = np.array([self._vector(one.vector) for one in points], dtype=np.float32)
+                vectors = [self._vector(one.vector) for one in points]
                 entries = [join_fields(one.payload) for one in points]
-                yield Items(to_ids([_own_id(one) for one in points]), vectors, None, entries)
+                yield Items.read([_own_id(one) for one in points], vectors, entries)
 
     def _vector(self, vector: Any) -> Any:
         if not isinstance(vector, dict):
