@@ -290,6 +290,16 @@ class Backend(ABC):
                 error if shown else None
             )
 
+    def missing(self) -> NNNormError:
+        """Return the error of a version or collection that isn't there."""
+        return NNNormError(
+            f"there is no {self.name}, or not this version of it; check the name, or open it again"
+        )
+
+    def wrong_filter(self, given: object) -> NNNormError:
+        """Return the error of a filter that the engine can't read."""
+        return NNNormError(f"a filter of {self.engine} is {self.filters}; got {given!r:.60}")
+
     def secrets(self) -> list[str]:
         """Return what must not appear in a message."""
         return []
@@ -305,7 +315,11 @@ class Backend(ABC):
             path = self.lock_file()
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _lock(stack.enter_context(open(path, "ab")))
+                file = stack.enter_context(open(path, "ab"))
+                with contextlib.suppress(ImportError):  # Windows
+                    import fcntl
+
+                    fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
@@ -335,13 +349,6 @@ class ClientBackend(Backend):
                 client, self._client = self._client, None
                 if hasattr(client, "close"):
                     client.close()
-
-
-def _lock(file: Any) -> None:
-    with contextlib.suppress(ImportError):  # Windows
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _quote(error: Exception) -> str:

@@ -115,7 +115,8 @@ class IndexConfig:
         """Return the vectors to store, and the bias column if there is one."""
         if self.mode == "column":
             return rows, values
-        return self._rotate(self._augmentation.extend_items(rows, values)), None
+        vectors = self._augmentation.extend_items(rows, values)
+        return (vectors @ _rotation(self.width) if self.rotated else vectors), None
 
     def restore_items(self, items: Items) -> Items:
         """Turn stored items into the rows that were given, and their bias."""
@@ -172,7 +173,8 @@ class IndexConfig:
         """Return what the engine is asked."""
         if self.mode == "column":
             return rows
-        return self._rotate(self._augmentation.extend_queries(rows, weight))
+        asked = self._augmentation.extend_queries(rows, weight)
+        return asked @ _rotation(self.width) if self.rotated else asked
 
     def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
         """Turn the engine's scores into corrected scores."""
@@ -183,9 +185,6 @@ class IndexConfig:
             norms = np.linalg.norm(asked.astype(np.float64), axis=1)[:, None]
             products = products * norms * self.radius
         return (products - weight * self.shift).astype(np.float32)
-
-    def _rotate(self, rows: FloatArray) -> FloatArray:
-        return rows @ _rotation(self.width) if self.rotated else rows
 
 
 @lru_cache(maxsize=4)

@@ -173,7 +173,7 @@ class SqlBackend(ClientBackend):
         if version not in self._layouts:
             config = self.read_config(version)
             if config is None:
-                raise NNNormError(f"{self.name} has no version {version}; open the index again")
+                raise self.missing()
             width = config["dim"] + 2 * (config["mode"] == "augmented")
             nothing = np.empty((0, width), dtype=np.float32)
             about = config["mode"], config["string_ids"], config["columns"]
@@ -239,9 +239,7 @@ class SqlBackend(ClientBackend):
         where = ""
         if filter is not None:
             if not isinstance(filter, str) or not filter.strip():
-                raise NNNormError(
-                    f"a filter of {self.engine} is {self.filters}; got {filter!r:.60}"
-                )
+                raise self.wrong_filter(filter)
             where = f"WHERE ({filter})"
         rows = [self._select(version, vector, k, where, weight) for vector in vectors]
         return Hits.read(rows)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from nnnorm.errors import NNNormError, require
+from nnnorm.errors import require
 from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, whole
 from nnnorm.index.server import ServerBackend, ServerOptions, join_fields, split_fields
 
@@ -52,13 +52,13 @@ class ChromaBackend(ServerBackend):
         )
 
     def _found(self, version: str | None) -> Any:
-        missing = require("chromadb.errors", "chroma").NotFoundError
+        return self._get(self._name(version))
+
+    def _get(self, name: str) -> Any:
         try:
-            return self.client.get_collection(self._name(version), embedding_function=None)
-        except missing:
-            raise NNNormError(
-                f"there is no {self.name}; check the name, or open it again"
-            ) from None
+            return self.client.get_collection(name, embedding_function=None)
+        except require("chromadb.errors", "chroma").NotFoundError:
+            raise self.missing() from None
 
     # --- versions ---
 
@@ -72,11 +72,11 @@ class ChromaBackend(ServerBackend):
         return found
 
     def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
-        found = self.client.get_collection(name, embedding_function=None)
+        found = self._get(name)
         found.modify(metadata={**found.metadata, "nnnorm": json.dumps(config)})
 
     def _read_config(self, name: str) -> dict[str, Any] | None:
-        found = self.client.get_collection(name, embedding_function=None)
+        found = self._get(name)
         stored: dict[str, Any] | None = json.loads(found.metadata.get("nnnorm") or "null")
         return stored
 

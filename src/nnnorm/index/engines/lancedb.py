@@ -76,9 +76,7 @@ class LancedbBackend(ServerBackend):
         except (ValueError, FileNotFoundError) as error:
             if "not found" not in str(error):
                 raise
-            raise NNNormError(
-                f"there is no {self.name}; check the name, or open it again"
-            ) from None
+            raise self.missing() from None
 
     # --- versions ---
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from nnnorm.errors import NNNormError, require
+from nnnorm.errors import require
 from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, whole
 from nnnorm.index.server import ServerBackend, ServerOptions, join_fields
 
@@ -161,7 +161,7 @@ class QdrantBackend(ServerBackend):
             given = json.loads(filter) if isinstance(filter, str) else filter
             return self._models.Filter(**given) if isinstance(given, Mapping) else given
         except ValueError:
-            raise NNNormError(f"a filter of qdrant is {self.filters}; got {filter!r:.60}") from None
+            raise self.wrong_filter(filter) from None
 
     def scan(self, version: str | None) -> Iterator[Items]:
         offset, is_first = None, True
