@@ -23,15 +23,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.embeddings import Embeddings, measure_rows
+from nnnorm.embeddings import Embeddings, FloatArray, IntArray, measure_rows
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.scoring import strips_in_order
 
 Duplicates = Literal["drop", "keep"]
 Half: TypeAlias = npt.NDArray[np.float16]
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 _Cells: TypeAlias = npt.NDArray[np.uint16]
 # Row, other row, cosine.
 _Pairs: TypeAlias = tuple[IntArray, IntArray, FloatArray]
@@ -414,14 +412,33 @@ References: TypeAlias = Embeddings | UniqueRows
 
 def unique_rows(references: Embeddings, progress: Progress | None = None) -> UniqueRows:
     """Find the unique rows of past queries."""
-    hashes = np.concatenate([hash_rows(block) for _, block in references.blocks()])
-    _, rows, counts = np.unique(hashes, return_index=True, return_counts=True)
-    order = np.argsort(rows)
-    rows, counts = rows[order], counts[order]
-    if len(rows) <= _FEW_ROWS or _count_near_copies(references, rows) >= _FEW_COPIES:
-        rows, counts = _search(references, progress)
+    if len(references) <= _EXACT_ROWS:
+        originals = find_originals(references.rows(0, len(references)))
+        rows, counts = np.unique(originals, return_counts=True)
+    else:
+        hashes = np.concatenate([hash_rows(block) for _, block in references.blocks()])
+        _, rows, counts = np.unique(hashes, return_index=True, return_counts=True)
+        order = np.argsort(rows)
+        rows, counts = rows[order], counts[order]
+        if len(rows) <= _FEW_ROWS or _count_near_copies(references, rows) >= _FEW_COPIES:
+            rows, counts = _search(references, progress)
     kept_rows = references if len(rows) == len(references) else references.subset(rows)
     return UniqueRows(kept_rows, rows, counts, len(references), references.fingerprint)
+
+
+def find_originals(rows: FloatArray) -> IntArray:
+    """The number of the unique row that each row is a copy of, or its own: all are compared."""
+    units, originals = as_units(rows), np.arange(len(rows))
+    is_unique = np.zeros(len(rows), dtype=bool)
+    for part in _slices(len(rows)):
+        cosines = units[part] @ units[: part.stop].T
+        for row, near in enumerate(cosines, part.start):
+            near *= is_unique[: part.stop]
+            if near.max() > NEAR_COPY:
+                originals[row] = near.argmax()
+            else:
+                is_unique[row] = True
+    return originals
 
 
 def _count_near_copies(references: Embeddings, rows: IntArray) -> float:

@@ -33,6 +33,8 @@ from nnnorm.corrector import Corrector, open_corrector
 from nnnorm.dedup import as_units, drop_copies, used_rows
 from nnnorm.embeddings import (
     Embeddings,
+    FloatArray,
+    IntArray,
     Source,
     ValidRows,
     check_same_dim,
@@ -45,9 +47,7 @@ from nnnorm.files import Progress, write_whole
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, count_threads, strips_in_order
 from nnnorm.tables import check_ids
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Verdict = Literal["fine", "watch", "remove"]
 # A share ("0.2%", 0.002) or a number of alerts.
 Budget: TypeAlias = str | float | int

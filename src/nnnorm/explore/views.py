@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm import evaluation
-from nnnorm.dedup import NEAR_COPY, Deduplicator
+from nnnorm.dedup import NEAR_COPY, find_originals
 from nnnorm.embeddings import ScoreMatrix, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.explore.material import Served
@@ -374,8 +374,8 @@ class Views:
         wrong = np.flatnonzero(is_taken & ~self._is_right(first))
         shown = wrong[draw_some(len(wrong), _N_WRONG, session.seed)]
         rows = session.queries.take(shown)
-        slots = Deduplicator(rows.__getitem__).add(rows).slots if len(rows) else shown
-        groups = [shown[slots == slot] for slot in np.unique(slots)]
+        originals = find_originals(rows)
+        groups = [shown[originals == row] for row in np.unique(originals)]
         return np.flatnonzero(is_taken), wrong, sorted(groups, key=len, reverse=True)
 
     def _is_right(self, first: IntArray) -> BoolArray:
