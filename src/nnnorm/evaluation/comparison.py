@@ -16,14 +16,7 @@ import numpy as np
 
 from nnnorm.bank import Bank, open_gallery_references, open_references
 from nnnorm.bias import Bias
-from nnnorm.dedup import (
-    Duplicates,
-    References,
-    count_references,
-    count_unique,
-    drop_copies,
-    is_sample,
-)
+from nnnorm.dedup import Duplicates, References, drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
@@ -211,9 +204,9 @@ def compare(
     results = study.run(names, used, gallery_bank, grids)
     return Comparison(
         results=(study.uncorrected, *results),
-        n_references=count_references(used),
-        n_unique=count_unique(used),
-        references_sampled=is_sample(used),
+        n_references=used.n_given,
+        n_unique=used.n_unique,
+        references_sampled=used.is_sample,
         **study.about,
     )
 
@@ -297,7 +290,7 @@ def ablate(
             bank = whole if size == len(whole) else whole.subset(np.sort(order[:size]))
             used = drop_copies(bank, duplicates, progress)
             tuned, automatic = study.run([NNN().name], used, with_automatic=True)
-            counts = count_unique(used), is_sample(used)
+            counts = used.n_unique, used.is_sample
             rows.append(AblationRow(name, float(share), size, tuned, automatic, *counts))
     return Ablation(study.uncorrected, tuple(rows), **study.about)
 

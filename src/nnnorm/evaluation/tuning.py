@@ -20,14 +20,7 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_gallery_references, open_references
 from nnnorm.bias import Bias, Popularity
-from nnnorm.dedup import (
-    Duplicates,
-    References,
-    count_references,
-    count_unique,
-    drop_copies,
-    is_sample,
-)
+from nnnorm.dedup import Duplicates, References, drop_copies
 from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
@@ -305,9 +298,9 @@ def tune(
         n_near=sum(near),
         select=select,
         n_queries=len(asked),
-        n_references=count_references(used),
-        n_unique=count_unique(used),
-        references_sampled=is_sample(used),
+        n_references=used.n_given,
+        n_unique=used.n_unique,
+        references_sampled=used.is_sample,
         popularity=popularity,
     )
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.dedup import UniqueRows, drop_copies
+from nnnorm.dedup import drop_copies
 from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation import Scan, Tuning, clusters_of, count_occurrences, scan, tune
@@ -143,8 +143,7 @@ class Session:
         self.queries = _in_memory(material.queries, self.chosen)
         self.truth = None if material.truth is None else material.truth.some_queries(self.chosen)
         self.clusters = None if self.truth is None else clusters_of(self.truth)
-        unique = drop_copies(material.references, progress=progress)
-        self.unique = cast(UniqueRows, unique)
+        self.unique = drop_copies(material.references, progress=progress)
         self.statistics = Statistics.of_embeddings(material.gallery, self.unique, progress=progress)
         resolved, _ = NNN(alpha=0.0).resolve(self.statistics)
         steps = {k for k in _KS if k <= min(len(self.unique), largest_k)}
