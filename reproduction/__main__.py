@@ -13,8 +13,7 @@ from typing import Any
 from nnnorm import NNNormError
 from nnnorm.errors import MissingExtraError
 from nnnorm.files import make_folder, write_whole
-from nnnorm.report import plots
-from reproduction import say
+from nnnorm.report import Table, plots
 from reproduction.encode import Source, check_sources, encode_needed, find_needed, read_sources
 from reproduction.figures import Figures, find_figures
 from reproduction.material import EmbeddingFolder, read_visogender, save_visogender
@@ -22,11 +21,7 @@ from reproduction.paper import Cell, PaperTable, find_tables
 from reproduction.run import Results, Runner, run_table
 from reproduction.runtime import DEVICES
 from reproduction.synthetic import open_data
-from reproduction.tables import Found, lay_out, make_document, tabulate_overview
-from reproduction.trends import find_trends, tabulate_trends
-
-_TRENDS = "trends"
-_OF_TRENDS = ("settings", "image-retrieval", "text-retrieval", "k-sweep")
+from reproduction.tables import lay_out, make_document, tabulate_overview
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,49 +71,47 @@ def make_parser() -> argparse.ArgumentParser:
 def run(given: argparse.Namespace) -> None:
     """Do what was asked for."""
     folder = None
+    report = Report()
     if given.visogender is not None:
         _write_visogender(given)
     if given.embeddings is not None:
         folder = EmbeddingFolder(given.embeddings, normalize=given.normalize, seed=given.seed)
-    report = Report(given)
     if given.table is None:
         if given.visogender is None:
             overview = tabulate_overview(folder)
-            report.tables = [overview]
-            report.results = [
+            report.tables.append(overview)
+            report.results += [
                 dict(zip(overview.columns, row, strict=True)) for row in overview.rows
             ]
-            report.deliver()
+            report.deliver(given)
         return
-    tables = find_tables([name for name in given.table if name != _TRENDS])
-    with_trends = _TRENDS in given.table or "all" in given.table
+    tables = find_tables(given.table)
     others = dict(open_data(text) for text in given.data)
     sources = _find_sources(given)
     if folder is None and not others:
         raise NNNormError("give --embeddings DIR with the models' embeddings, or --data shapes")
-    if sources and folder is None:
-        raise NNNormError("--models and --encoder need --embeddings DIR, where embeddings go")
     for path in (given.markdown, given.latex):
         if path is not None and not path.absolute().parent.is_dir():
             raise NNNormError(f"cannot write {path}: there is no folder {path.parent}")
-    if sources and folder is not None:
-        every = [*tables, *(find_tables(_OF_TRENDS) if with_trends else [])]
-        needed = find_needed(folder, every, set(sources))
+    if sources:
+        if folder is None:
+            raise NNNormError("--models and --encoder need --embeddings DIR, where embeddings go")
+        needed = find_needed(folder, tables, set(sources))
         check_sources(folder, needed, sources)
         encode_needed(folder, needed, sources, device=given.encode_on)
     kept = _open_results(given)
     options: Any = {"seed": given.seed, "results": kept, "device": given.device}
     options["debug"] = given.debug
     if folder is not None:
-        report.measure({"ours": Runner(folder.open, **options)}, tables, folder, with_trends)
+        report.measure({"ours": Runner(folder.open, **options)}, tables, folder)
     if others:
         runners = {
             name: Runner(lambda *_, material=material: material, **options)
             for name, material in others.items()
         }
-        report.measure(runners, tables, None, with_trends)
+        report.measure(runners, tables, None)
     report.check_measured()
-    report.deliver()
+    report.deliver(given)
     if kept is not None and kept.n_found:
         print(f"{kept.n_found} figures were there; {kept.n_kept} were measured", file=sys.stderr)
     report.check_failures(kept is not None)
@@ -146,22 +139,16 @@ def _open_results(given: argparse.Namespace) -> Results | None:
     """Return where finished cells are kept; by default in the folder of the embeddings."""
     if given.results is not None:
         return Results(make_folder(given.results))
-    if given.embeddings is None:
-        return None
-    if os.access(given.embeddings, os.W_OK):
-        return Results(given.embeddings / "results")
-    print("Note: DIR can't be written to, so finished cells are not kept", file=sys.stderr)
-    return None
+    return None if given.embeddings is None else Results(given.embeddings / "results")
 
 
 class Report:
-    """Tables, results for JSON, figures and failures of one call."""
+    """Tables, results for JSON, figures and cells of one call."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        self._given = given
-        self.tables: list[Any] = []
+    def __init__(self) -> None:
+        self.tables: list[Table] = []
         self.results: list[dict[str, Any]] = []
-        self.figures: Figures = {}
+        self._figures: Figures = {}
         self._cells: list[tuple[str, Cell]] = []  # with the names of their tables
 
     def measure(
@@ -169,47 +156,37 @@ class Report:
         runners: dict[str, Runner],
         tables: Sequence[PaperTable],
         folder: EmbeddingFolder | None,
-        with_trends: bool,
     ) -> None:
         """Measure tables with the paper's models, or on other data if there is no folder."""
         other = folder is None
         for table in tables:
-            found: Found = {
+            found = {
                 name: run_table(runner, table, data=name if other else None)
                 for name, runner in runners.items()
             }
             every = [cell for cells in found.values() for cell in cells]
-            self._add_cells(table.name, every)
+            self._cells += [(table.name, cell) for cell in every]
             if not other and not any(cell.figure for cell in every):
                 if len(tables) > 1:
-                    _note_left_out(table.name, every)
+                    words = f"table {table.name} is left out: {_find_reason(every)}"
+                    print(f"Note: {words}", file=sys.stderr)
                 continue
-            runs_on = next(iter(runners.values())).runs_on
-            timed = {"device": runs_on} if table.is_timed else {}
-            notes = [f"Timed on {where}." for where in timed.values()]
-            self.tables.append(lay_out(table, found, notes, other=other))
             listed = {name: [asdict(cell) for cell in cells] for name, cells in found.items()}
-            measured = {"other_data": listed} if other else {"cells": listed["ours"]}
-            self.results.append({"table": table.name, **timed, **measured})
+            result: dict[str, Any] = {"table": table.name}
+            notes = []
+            if table.is_timed:
+                result["device"] = next(iter(runners.values())).runs_on
+                notes.append(f"Timed on {result['device']}.")
+            result |= {"other_data": listed} if other else {"cells": listed["ours"]}
+            self.results.append(result)
+            self.tables.append(lay_out(table, found, notes, other=other))
             for name, cells in found.items():
                 prefix = f"{name}-" if other else ""
-                self.figures |= find_figures(runners[name], table, cells, prefix, folder)
-        if with_trends:
-            say(_TRENDS)
-            trends, every = find_trends(runners, other=other)
-            if any(trend.is_measured for trend in trends):
-                self.tables.append(tabulate_trends(trends))
-                self.results.append({"table": _TRENDS, "trends": [asdict(one) for one in trends]})
-            elif self._cells:
-                _note_left_out(_TRENDS, every)
-            self._add_cells(_TRENDS, every)
-
-    def _add_cells(self, table: str, cells: Sequence[Cell]) -> None:
-        self._cells += [(table, cell) for cell in cells]
+                self._figures |= find_figures(runners[name], table, cells, prefix, folder)
 
     def check_measured(self) -> None:
         """Raise if nothing at all was measured."""
-        if not self.tables and self._cells:
+        if not self.tables:
             reason = _find_reason([cell for _, cell in self._cells])
             raise NNNormError(
                 f"nothing of table {self._cells[0][0]} can be measured: {reason}. "
@@ -227,16 +204,15 @@ class Report:
                 f"{first.row}, {first.column}: {first.failed}. All other figures {kept}"
             )
 
-    def deliver(self) -> None:
-        """Write Markdown, LaTeX and plots where asked, then print the tables, or JSON."""
-        given = self._given
+    def deliver(self, given: argparse.Namespace) -> None:
+        """Write Markdown, LaTeX and plots if asked for, then print the tables, or JSON."""
         if given.markdown is not None:
             _write(given.markdown, "\n\n".join(table.to_markdown() for table in self.tables) + "\n")
         if given.latex is not None:
             _write(given.latex, make_document(self.tables))
         if given.plots is not None:
             make_folder(given.plots)
-            for name, draw in self.figures.items():
+            for name, draw in self._figures.items():
                 plots.save_figure(draw(), given.plots / name)
                 print(f"Plot: {given.plots / name}", file=sys.stderr)
         if given.json:
@@ -246,10 +222,6 @@ class Report:
             if place:
                 print()
             table.print()
-
-
-def _note_left_out(table: str, cells: Sequence[Cell]) -> None:
-    print(f"Note: table {table} is left out: {_find_reason(cells)}", file=sys.stderr)
 
 
 def _find_reason(cells: Sequence[Cell]) -> str:

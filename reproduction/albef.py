@@ -6,7 +6,7 @@ training, and have no [SEP].
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,11 @@ from reproduction.checkpoints import (
     pad_rows,
 )
 
-VOCABULARY = "vocab.txt"
-WORDS = "text_encoder.embeddings.word_embeddings.weight"
-PLACES = "text_encoder.embeddings.position_embeddings.weight"
+_WORDS = "text_encoder.embeddings.word_embeddings.weight"
+_PLACES = "text_encoder.embeddings.position_embeddings.weight"
 _MAX_TOKENS = _MAX_WORDS = 30
 _LAYER = r"text_encoder\.encoder\.layer\.(\d+)\."
-# The names of ALBEF's and BLIP's ViT to those of transformers' BLIP.
+# The names of ALBEF's ViT to those of transformers' BLIP.
 _THEIRS, _OURS = r"visual_encoder\.blocks\.(\d+)", r"vision_model.encoder.layers.\1"
 _VISION = (
     (r"visual_encoder\.cls_token", "vision_model.embeddings.class_embedding"),
@@ -47,10 +46,8 @@ _VISION = (
 )
 # Momentum copies, queues and the heads of other tasks.
 _UNUSED = (
-    r"(visual_encoder|vision_proj|text_encoder|text_proj)_m\..*",
-    r"text_encoder\.(cls|pooler)\..*",
-    r".*position_ids",
-    r"temp|image_queue|text_queue|idx_queue|ptr_queue|queue_ptr",
+    r"(visual_encoder|vision_proj|text_encoder|text_proj)_m\..*|text_encoder\.(cls|pooler)\..*"
+    r"|itm_head\..*|.*position_ids|temp|image_queue|text_queue|idx_queue|ptr_queue|queue_ptr"
 )
 
 
@@ -59,22 +56,15 @@ class Albef(CheckpointEncoder):
 
     context = _MAX_TOKENS
 
-    def __init__(
-        self,
-        path: Path,
-        state: State,
-        *,
-        vocabulary: Path | None = None,
-        device: str = "auto",
-    ) -> None:
+    def __init__(self, path: Path, state: State, *, vocabulary: Path | None, device: str) -> None:
         # Pre-trained checkpoints have `bert.` in the names of the text tower.
         state = {re.sub(r"^text_encoder\.bert\.", "text_encoder.", k): v for k, v in state.items()}
         with expect_kind(path, "ALBEF"):
-            seen = vision_config(state)
+            seen = _vision_config(state)
             model, unused = _make_model(state, seen)
-        self._model = fill_model(model, select_tensors(state, unused), path)
-        vocabulary = find_vocabulary(path, vocabulary, VOCABULARY)
-        self._pieces = read_word_pieces(vocabulary, len(state[WORDS]))
+        self._model = fill_model(model, _select_tensors(state, unused), path)
+        vocabulary = find_vocabulary(path, vocabulary, "vocab.txt")
+        self._pieces = _read_word_pieces(vocabulary, len(state[_WORDS]))
         self.dim = state["text_proj.weight"].shape[0]
         texts = f"as by ALBEF's authors: [CLS], no [SEP], at most {_MAX_TOKENS} tokens"
         self._describe("albef", path, vocabulary, seen["image_size"], device, texts)
@@ -106,24 +96,21 @@ class Albef(CheckpointEncoder):
         return [[first, *one.ids] for one in encoded]
 
 
-def _make_model(state: State, seen: dict[str, Any]) -> tuple[torch.nn.Module, list[str]]:
+def _make_model(state: State, seen: dict[str, Any]) -> tuple[torch.nn.Module, str]:
     """Make both towers of transformers, and name the fusion layers, which have no use here."""
-    n_words, width = state[WORDS].shape
+    n_words, width = state[_WORDS].shape
     n_all = count_layers(state, _LAYER)
     fused = [m[1] for key in state if (m := re.match(rf"{_LAYER}crossattention", key))]
     n_layers = 6 if width == 768 else min(map(int, fused), default=n_all)  # 6 as published
-    above = "|".join(str(number) for number in range(n_layers, n_all))
-    unused = [
-        r"itm_head\..*",
-        *([rf"text_encoder\.encoder\.layer\.({above})\..*"] if above else []),
-    ]
+    above = "|".join(str(number) for number in range(n_layers, n_all)) or "none"
+    unused = rf"text_encoder\.encoder\.layer\.({above})\..*"
     bert = BertConfig(
         vocab_size=n_words,
         hidden_size=width,
         intermediate_size=4 * width,
         num_hidden_layers=n_layers,
         num_attention_heads=max(1, width // HEAD),
-        max_position_embeddings=len(state[PLACES]),
+        max_position_embeddings=len(state[_PLACES]),
     )
     dim = state["text_proj.weight"].shape[0]
     parts = {
@@ -143,10 +130,7 @@ def clean_caption(text: str, max_words: int | None = _MAX_WORDS) -> str:
     return " ".join(words[:max_words])
 
 
-# --- what BLIP has in common with ALBEF -----------------------------------------------------------
-
-
-def vision_config(state: State) -> dict[str, Any]:
+def _vision_config(state: State) -> dict[str, Any]:
     """Return the sizes of the ViT."""
     _, n_places, width = state["visual_encoder.pos_embed"].shape
     patch = state["visual_encoder.patch_embed.proj.weight"].shape[-1]
@@ -162,9 +146,9 @@ def vision_config(state: State) -> dict[str, Any]:
     }
 
 
-def select_tensors(state: State, unused: Iterable[str]) -> State:
+def _select_tensors(state: State, unused: str) -> State:
     """Return the tensors in use, the image tower under the names of transformers."""
-    left_out, chosen = re.compile("|".join([*_UNUSED, *unused])), {}
+    left_out, chosen = re.compile(f"{_UNUSED}|{unused}"), {}
     for key, tensor in state.items():
         if left_out.fullmatch(key):
             continue
@@ -176,7 +160,7 @@ def select_tensors(state: State, unused: Iterable[str]) -> State:
     return chosen
 
 
-def read_word_pieces(path: Path, n_words: int) -> Any:
+def _read_word_pieces(path: Path, n_words: int) -> Any:
     """Return BERT's word-piece tokenizer, if the vocabulary has the size of the checkpoint's."""
     import tokenizers
 

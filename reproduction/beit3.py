@@ -43,14 +43,7 @@ class Beit3(CheckpointEncoder):
 
     mean = std = (0.5, 0.5, 0.5)
 
-    def __init__(
-        self,
-        path: Path,
-        state: State,
-        *,
-        vocabulary: Path | None = None,
-        device: str = "auto",
-    ) -> None:
+    def __init__(self, path: Path, state: State, *, vocabulary: Path | None, device: str) -> None:
         state = {key: tensor for key, tensor in state.items() if key not in _UNUSED}
         with expect_kind(path, "BEiT-3"):
             model = make_model(state)

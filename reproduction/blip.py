@@ -1,14 +1,9 @@
-"""BLIP (Li et al., ICML 2022): its authors' checkpoint, and the scores of its matching head.
+"""Scores of BLIP's matching head (Li et al., ICML 2022), as its authors evaluate it.
 
-The checkpoint (`model_base_retrieval_coco.pth` and its like) becomes a folder of transformers: the
-tensors of both towers, the projections and the matching head are renamed and nothing else. Images
-are resized to a square, as in the authors' evaluation, and the norms of the image tower add 1e-6.
-
-Matching is as in the authors' evaluation. The contrastive similarity of every image and text is
-known after one pass over each. Only pairs on a shortlist are matched; their score is the logit of
-"match" plus the similarity, and all other pairs score −100. Captions shortlist the images most
-similar to them, and images the references, so NNN's mean over at most so many references is a mean
-over pairs that were matched.
+The contrastive similarity of every image and text is known after one pass over each. Only pairs on
+a shortlist are matched; their score is the logit of "match" plus the similarity, and all other
+pairs score −100. Captions shortlist the images most similar to them, and images the references, so
+NNN's mean over at most so many references is a mean over pairs that were matched.
 
     OUT/test-scores.npy         (n_images, n_captions)
     OUT/reference-scores.npy    (n_images, n_references)
@@ -18,7 +13,6 @@ over pairs that were matched.
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Sequence
 from functools import partial
@@ -28,112 +22,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-import transformers
 
 from nnnorm import NNNormError, search
 from nnnorm.encoders import Encoder, open_image
 from nnnorm.files import make_folder, write_whole
 from reproduction import say
-from reproduction.albef import (
-    PLACES,
-    VOCABULARY,
-    WORDS,
-    read_word_pieces,
-    select_tensors,
-    vision_config,
-)
-from reproduction.checkpoints import (
-    CLIP_MEAN,
-    CLIP_STD,
-    HEAD,
-    PUBLISHED,
-    State,
-    count_layers,
-    expect_kind,
-    fill_model,
-    find_vocabulary,
-    hash_file,
-)
 from reproduction.material import RowFile
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 SHORTLIST = 256  # as BLIP's authors use for COCO
 UNMATCHED = -100.0
 _IMAGES_AT_ONCE = 8  # what an interruption can lose
-_LAYER = r"text_encoder\.encoder\.layer\.(\d+)\."
-_CROSS = re.compile(r"text_(en|de)coder\.(bert\.)?encoder\.layer\.0\.crossattention\.")
-
-
-def is_blip(state: State) -> bool:
-    """Return whether a checkpoint is BLIP's: its first text layer has cross-attention."""
-    return any(_CROSS.match(key) for key in state)
-
-
-def convert_blip(
-    path: Path,
-    state: State,
-    folder: Path,
-    *,
-    vocabulary: Path | None = None,
-) -> Path:
-    """Write a checkpoint as a folder of transformers, once; return the folder."""
-    vocabulary = find_vocabulary(path, vocabulary, VOCABULARY)
-    with expect_kind(path, "BLIP retrieval"):
-        seen = vision_config(state)
-        config = _make_config(state, seen)
-    made_from = {
-        "checkpoint_sha256": hash_file(path),
-        "vocabulary_sha256": hash_file(vocabulary),
-    }
-    about = folder / "made_from.json"
-    if about.is_file() and json.loads(about.read_text(encoding="utf-8")) == made_from:
-        return folder
-    # The table of words has two rows more, for [DEC] and [ENC].
-    pieces = read_word_pieces(vocabulary, len(state[WORDS]) - 2)
-    empty = transformers.BlipForImageTextRetrieval(config)
-    model = fill_model(empty, select_tensors(state, [r"text_decoder\..*"]), path)
-    shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(folder)
-    names = ("cls", "sep", "pad", "unk", "mask")
-    make: Any = transformers.PreTrainedTokenizerFast
-    make(
-        tokenizer_object=type(pieces._tokenizer).from_str(pieces.to_str()),
-        model_max_length=512,
-        **{f"{name}_token": f"[{name.upper()}]" for name in names},
-    ).save_pretrained(folder)
-    size = {"height": seen["image_size"], "width": seen["image_size"]}
-    pixels = {"image_processor_type": "BlipImageProcessor", "size": size, "resample": 3}
-    pixels |= {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, "do_convert_rgb": True}
-    pixels |= {"do_resize": True, "do_rescale": True, "do_normalize": True}
-    (folder / "preprocessor_config.json").write_text(json.dumps(pixels), encoding="utf-8")
-    about.write_text(json.dumps(made_from), encoding="utf-8")  # last: the folder is complete
-    return folder
-
-
-def _make_config(state: State, seen: dict[str, Any]) -> Any:
-    """Return the configuration of transformers, from the shapes of the tensors."""
-    n_words, width = state[WORDS].shape
-    text = {
-        "vocab_size": n_words,
-        "hidden_size": width,
-        "encoder_hidden_size": seen["hidden_size"],
-        "intermediate_size": state["text_encoder.encoder.layer.0.intermediate.dense.bias"].shape[0],
-        "num_hidden_layers": PUBLISHED.get(width, count_layers(state, _LAYER)),
-        "num_attention_heads": max(1, width // HEAD),
-        "max_position_embeddings": len(state[PLACES]),
-        "pad_token_id": 0,
-        "bos_token_id": n_words - 2,  # [DEC]; [ENC] follows
-        "sep_token_id": 102,
-    }
-    return transformers.BlipConfig(
-        vision_config=seen,
-        text_config=text,
-        image_text_hidden_size=state["text_proj.weight"].shape[0],
-        projection_dim=width,
-    )
-
-
-# --- the matching head ----------------------------------------------------------------------------
 
 
 def match_to_files(

@@ -172,27 +172,27 @@ def _check_source(short: str, source: Source) -> list[str]:
     return []
 
 
-def load_model(source: Source, *, device: str = "auto", work: Path | None = None) -> Encoder:
+def load_model(source: Source, *, device: str) -> Encoder:
     """Load a model: a checkpoint of its authors, or whatever `load_encoder` loads."""
     path = Path(source.source)
     if path.suffix not in _CHECKPOINTS:
         return load_encoder(source.source, device=device)
     from reproduction.albef import Albef
     from reproduction.beit3 import Beit3
-    from reproduction.blip import convert_blip, is_blip
     from reproduction.checkpoints import read_checkpoint
 
     state = read_checkpoint(path)
     if any(key.startswith("beit3.") for key in state):
         return Beit3(path, state, vocabulary=source.tokenizer, device=device)
-    if is_blip(state):
-        folder = (work or path.parent) / f"{path.stem}-transformers"
-        convert_blip(path, state, folder, vocabulary=source.tokenizer)
-        return load_encoder(folder, device=device)
+    if "text_encoder.encoder.layer.0.crossattention.self.query.weight" in state:
+        raise NNNormError(
+            f"checkpoint {path} is BLIP's; name Salesforce/blip-itm-base-coco or "
+            "Salesforce/blip-itm-base-flickr instead, which have the same weights"
+        )
     if any(key.startswith("visual_encoder.") for key in state):
         return Albef(path, state, vocabulary=source.tokenizer, device=device)
     raise NNNormError(
-        f"checkpoint {path} is neither ALBEF's or BLIP's (visual_encoder.…) nor BEiT-3's "
+        f"checkpoint {path} is neither ALBEF's (visual_encoder.…) nor BEiT-3's "
         f"(beit3.…); its tensors begin with {next(iter(state), 'nothing')}"
     )
 
@@ -208,8 +208,7 @@ def encode_needed(
     for model in dict.fromkeys(model for model, _, _ in needed):
         source = sources[load_paper().models[model]]
         say(f"Loading {source.source}")
-        work = make_folder(folder.path(model, "").parent)
-        encoder = load_model(source, device=device, work=work)
+        encoder = load_model(source, device=device)
         for (other, dataset, side), rows in needed.items():
             if other != model:
                 continue

@@ -80,7 +80,7 @@ class Experiment:
     @property
     def is_timed(self) -> bool:
         """Whether the figure is a time, or a quotient of times."""
-        return self.metric in ("seconds", "speedup", "tuning_seconds")
+        return self.metric in ("seconds", "speedup")
 
     def on_other_data(self, name: str) -> "Experiment":
         """Return the experiment on other data, which has its own bank and one other bank."""
@@ -217,7 +217,7 @@ def find_tables(names: Sequence[str]) -> list[PaperTable]:
     for name in names:
         if name != "all" and not any(is_called(table, name) for table in tables):
             known = ", ".join(table.name for table in tables)
-            raise NNNormError(f"there is no table {name!r}; there are: {known}, trends, and all")
+            raise NNNormError(f"there is no table {name!r}; there are: {known}, and all")
     return [table for table in tables if any(is_called(table, name) for name in names)]
 
 

@@ -14,7 +14,6 @@ version. Figures of other inputs are therefore never found.
 
 import hashlib
 import json
-import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -155,7 +154,7 @@ class Runner:
     def _measure(self, there: Experiment) -> Figure:
         value, low, high = self._find_value(there)
         used = None
-        if there.method != "none" and there.metric != "tuning_seconds":
+        if there.method != "none":
             is_scores = there.kind == "scores"
             bank = self._material(there, "scores").references.T if is_scores else self._bank(there)
             used = {"bank": there.bank, "share": there.share, "n_references": len(bank)}
@@ -168,8 +167,11 @@ class Runner:
         if metric == "setting":
             params = self._setting(there)
             return (float(params.get("alpha", 0)), int(params.get("reference_k", 0))), None, None
-        if there.is_timed:
-            return self._time(there), None, None
+        if metric == "seconds":
+            return self._timed(there).seconds, None, None
+        if metric == "speedup":
+            exact, index = (self._timed(replace(there, search=how)) for how in ("exact", "index"))
+            return exact.seconds / index.seconds, None, None
         if there.is_about_groups:
             line = self.groups(there).line(metric)
             return _scale(line.before if there.method == "none" else line.after, scale)
@@ -277,17 +279,14 @@ class Runner:
         """Return the given parameters, or those that the experiment's rule chooses."""
         if there.params is not None:
             return there.params
-        tuning = self.tuning(there)
+        shared = replace(there, metric="", search="exact", select="max")
+        tuning = self._once("tuning", shared, lambda: self._tune(shared))
         if there.select == "one-standard-error":
             return tuning.best_by_rule.params
         return max(tuning.grid[1:], key=lambda cell: cell.recall_at_1).params
 
-    def tuning(self, experiment: Experiment) -> evaluation.Tuning:
-        """Try the paper's grid on the tuning images."""
-        there = replace(experiment, metric="", params=None, search="exact", select="max")
-        return self._once("tuning", there, lambda: self._tune(there))
-
     def _tune(self, there: Experiment) -> evaluation.Tuning:
+        """Try the paper's grid on the tuning images."""
         bank = self._bank(there)
         grid = GRIDS[there.method]
         if there.method == "nnn":
@@ -308,26 +307,15 @@ class Runner:
                 seed=self._seed,
             )
 
-    def _time(self, there: Experiment) -> float:
-        if there.metric == "tuning_seconds":  # of one more tuning, with all inputs open
-            self.tuning(there)
-            started = time.process_time()
-            self._tune(there)
-            return time.process_time() - started
-        if there.metric == "seconds":
-            return self._timed(there).seconds
-        exact, index = (self._timed(replace(there, search=how)) for how in ("exact", "index"))
-        return exact.seconds / index.seconds
-
     def _timed(self, there: Experiment) -> Timed:
-        params = self._setting(there)
-        given = {name: params[name] for name in ("reference_k", "alpha")}
-
         def measure() -> Timed:
-            sides = self._task(there, "test").gallery, self._bank(there)
+            sides, params = (
+                (self._task(there, "test").gallery, self._bank(there)),
+                self._setting(there),
+            )
             if there.search == "exact":
-                return time_exact(*sides, **given, device=self._device)
-            return time_index(*sides, **given)
+                return time_exact(*sides, **params, device=self._device)
+            return time_index(*sides, **params)
 
         return self._once("seconds", replace(there, metric=""), measure)
 
@@ -356,12 +344,7 @@ class Runner:
     def _digest_inputs(self, there: Experiment) -> list[str]:
         """Return digests of everything that the figure is computed from."""
         if there.kind == "scores":
-            plain = there.without_correction()
-            return self._once(
-                "digest",
-                replace(plain, metric=""),
-                lambda: _digest(self._material(there, "scores")),
-            )
+            return _digest(self._material(there, "scores"))
         if there.is_about_groups:
             *parts, _ = self._material(there, "groups")  # what is shown changes no figure
             return _digest([*parts, self._bank(there)])

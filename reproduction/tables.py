@@ -223,8 +223,8 @@ def tabulate_overview(folder: EmbeddingFolder | None = None) -> Table:
         rows.append((table.name, table.heading, f"{who} on {', '.join(datasets)}", there))
     notes = (
         "Run one with `python -m reproduction --table NAME --embeddings DIR`; the beginning of a "
-        "name stands for all that begin so (ablation, full, k-sweep, methods, settings), `trends` "
-        "for what the paper says of its settings in words, and `all` for everything.",
+        "name stands for all that begin so (ablation, full, k-sweep, methods, settings), and "
+        "`all` for everything.",
         "Without the paper's models: `--data shapes` runs any of them on synthetic data that ship.",
     )
     title = f"The paper's {len(rows)} tables and figures"

@@ -485,7 +485,7 @@ def unit(rng, n, dim=16):
          "counts must be whole numbers of at least 1; row 1 has 0"),
         (lambda bank, rng: bank.add(unit(rng, 3) * np.nan, times=[1] * 3), "must be finite"),
         (lambda bank, rng: bank.add(5 * unit(rng, 3), times=[1] * 3),
-         r"queries has norms 5 to 5, but all rows of the bank have about 1; normalize"),
+         r"queries has norms 5 to 5, but all rows of the bank have about 1; scale them alike"),
         (lambda bank, rng: bank.forget(before=99), "before 99 would leave none of the 30 unique"),
         (lambda bank, rng: bank.forget(before="never"), "before must be dates such as"),
     ],

@@ -172,12 +172,13 @@ def test_what_a_solver_reports_survives_the_file(problem, tmp_path):
     assert loaded.params["solver"] == "approximate"
 
 
-def test_every_bias_of_shared_statistics_names_its_own_solver(problem):
-    statistics = Statistics.of_embeddings(*problem, solver="approximate", quality=4)
-    assert CSLS(10).make_bias(statistics).params["solver"] == "approximate"
-    statistics.prepare([CSLS(20), CSLS(30)])  # in one exact pass
-    found = [CSLS(k).make_bias(statistics).params["solver"] for k in (10, 20, 30)]
-    assert found == ["approximate", "exact", "exact"]
+@pytest.mark.parametrize(("solver", "expected"), [("auto", "exact"), ("approximate",) * 2])
+def test_a_solver_that_was_asked_for_computes_every_mean_of_a_grid(problem, solver, expected):
+    quality = 4 if solver == "approximate" else None
+    statistics = Statistics.of_embeddings(*problem, solver=solver, quality=quality)
+    statistics.prepare([CSLS(20), CSLS(30)])
+    found = [CSLS(k).make_bias(statistics).params["solver"] for k in (20, 30)]
+    assert found == [expected, expected]
 
 
 # --- torch, and what is rejected -----------------------------------------------------------------

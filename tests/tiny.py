@@ -334,50 +334,6 @@ def build_beit3(folder, **sizes):
     return folder / "beit3.pth"
 
 
-BLIP_NAMES = (
-    ("vision_model.embeddings.class_embedding", "visual_encoder.cls_token"),
-    ("vision_model.embeddings.position_embedding", "visual_encoder.pos_embed"),
-    ("vision_model.embeddings.patch_embedding", "visual_encoder.patch_embed.proj"),
-    ("vision_model.post_layernorm", "visual_encoder.norm"),
-    ("vision_model.encoder.layers", "visual_encoder.blocks"),
-    ("self_attn.projection", "attn.proj"),
-    ("self_attn", "attn"),
-    ("layer_norm", "norm"),
-)
-
-
-def build_blip(folder, layers=2, width=64, queue=8):
-    """A BLIP of transformers, and the same as its authors store it, momentum copies and all."""
-    import torch
-    import transformers as t
-
-    folder.mkdir(parents=True, exist_ok=True)
-    n_words = save_vocabulary(folder)
-    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": width // 64}
-    sizes["intermediate_size"] = 4 * width
-    text = {"vocab_size": n_words + 2, "bos_token_id": n_words, "encoder_hidden_size": width}
-    text |= {"max_position_embeddings": 40, "pad_token_id": 0, **sizes}
-    vision = {"image_size": 32, "patch_size": 16, "layer_norm_eps": 1e-6, **sizes}
-    torch.manual_seed(0)
-    model = t.BlipForImageTextRetrieval(
-        t.BlipConfig(text_config=text, vision_config=vision, image_text_hidden_size=16)
-    ).eval()
-    state = {"temp": torch.tensor(0.07), "image_queue": torch.zeros(16, queue)}
-    state["ptr_queue"] = torch.zeros(1, dtype=torch.long)
-    with torch.no_grad():
-        for key, tensor in model.state_dict().items():
-            if tensor.ndim > 1 and tensor.is_floating_point():
-                tensor.normal_(std=0.25)
-            for ours, theirs in BLIP_NAMES:
-                key = key.replace(ours, theirs)
-            state[key] = tensor.clone()
-            tower, dot, rest = key.partition(".")
-            if tower != "itm_head":
-                state[f"{tower}_m{dot}{rest}"] = torch.zeros_like(tensor)
-    torch.save({"model": state, "config": {"k_test": 256}, "epoch": 5}, folder / "blip.pth")
-    return folder / "blip.pth", model
-
-
 def build_any(kind, folder):
     """Path of a tiny model of any kind, for `load_encoder`."""
     if kind == "albef":

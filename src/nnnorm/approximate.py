@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.embeddings import Embeddings
+from nnnorm.embeddings import Embeddings, FloatArray, IntArray
 from nnnorm.files import Progress
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
@@ -36,8 +36,6 @@ from nnnorm.scoring import (
     top_means,
 )
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Weights: TypeAlias = npt.NDArray[np.float64]
 
 # Items with exact means to train on; chosen on the sets of benchmarks/approximate.py.

@@ -7,13 +7,13 @@ URL (``s3://``, ``gs://``) are copied to a temporary folder by fsspec, and parqu
 fill the memory are unpacked there to a memory-mapped file (``TMPDIR`` says where).
 """
 
+import contextlib
 import glob
 import os
 import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -172,13 +172,14 @@ def _numbered(files: Iterable[Path]) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), file) for match, file in found if match)
 
 
-def _read_file(path: Path, name: str, to_disk: bool) -> tuple[Array, Ids | str | None]:
+def _read_file(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any] | None]:
     check_regular(path, f"{name}: {path}")
     try:
         if path.suffix == ".npy":
             return np.lib.format.open_memmap(path, mode="r"), None  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
         if path.suffix == ".npz":
-            return _read_npz_embedding(path, name), None
+            (array,) = read_npz(path, only=("embedding", "embeddings"), name=name).values()
+            return array, None
     except NNNormError:
         raise
     except Exception as error:  # numpy, zipfile, zlib and tokenize each raise their own kind here
@@ -192,31 +193,21 @@ def _read_file(path: Path, name: str, to_disk: bool) -> tuple[Array, Ids | str |
         return _read_rows(file, name, to_disk), _read_ids(file, name)
 
 
-def _read_npz_embedding(path: Path, name: str) -> Array:
-    def choose(names: list[str]) -> list[str]:
-        wanted = [one for one in names if one in ("embedding", "embeddings")] or names
-        if len(wanted) != 1:
-            raise NNNormError(
-                f"{name} must hold one array, or one named 'embedding'; "
-                f"got {len(names)}: {', '.join(names) or 'none'}"
-            )
-        return wanted
-
-    (array,) = read_npz(path, choose, name).values()
-    return array
-
-
 def read_npz(
-    path: str | os.PathLike[str],
-    choose: Callable[[list[str]], Sequence[str]] = lambda names: names,
-    name: str | None = None,
+    path: str | os.PathLike[str], *, only: Sequence[str] = (), name: str | None = None
 ) -> dict[str, Array]:
-    """Read arrays of a `.npz` file; `choose` names them, given all names."""
+    """Read the arrays of a `.npz` file, or the one that has one of some names or no other."""
     check_regular(path, name)
     with zipfile.ZipFile(path) as archive:
         entries = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
+        keys = [key for key in entries if key in only] or list(entries)
+        if only and len(keys) != 1:
+            raise NNNormError(
+                f"{name} must hold one array, or one named {only[0]!r}; "
+                f"got {len(entries)}: {', '.join(entries) or 'none'}"
+            )
         arrays = {}
-        for key in choose(list(entries)):
+        for key in keys:
             check_memory(entries[key].file_size, str(name or path))
             with archive.open(entries[key]) as file:
                 arrays[key] = np.lib.format.read_array(file, allow_pickle=False)  # type: ignore[no-untyped-call,unused-ignore]
@@ -237,7 +228,7 @@ def read_npy(path: str | os.PathLike[str]) -> Array:
 # --- parquet -----------------------------------------------------------------------------------
 
 
-@contextmanager
+@contextlib.contextmanager
 def _open_parquet(path: Path, name: str) -> Iterator[Any]:
     pyarrow = require("pyarrow", "parquet")
     parquet = require("pyarrow.parquet", "parquet")
@@ -250,13 +241,23 @@ def _open_parquet(path: Path, name: str) -> Iterator[Any]:
         raise unreadable(name, "parquet", error) from error
 
 
+def check_columns(name: object, needed: Sequence[str], header: list[str]) -> None:
+    """Raise unless a table has each of some columns once."""
+    for column in needed:
+        if column not in header:
+            raise NNNormError(
+                f"{name} needs the column{'s' if len(needed) > 1 else ''} {', '.join(needed)}; "
+                f"{column} is not there, it has: {', '.join(header) or 'none'}"
+            )
+        if header.count(column) > 1:
+            raise NNNormError(f"{name} has the column {column} twice; rename one of them")
+
+
 def read_cells(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> dict[str, list[Any]]:
     """Read columns of a parquet file as Python values; `choose` names them, given the header."""
     with _open_parquet(path, str(path)) as file:
-        header = file.schema_arrow.names
-        chosen = list(choose(header))
-        if twice := [name for name in chosen if header.count(name) > 1]:
-            raise NNNormError(f"{path} has the column {twice[0]} twice; rename one of them")
+        chosen = list(choose(file.schema_arrow.names))
+        check_columns(path, chosen, file.schema_arrow.names)
         check_memory(sum(_announced(file, chosen)), str(path))
         table = file.read(columns=chosen)
         return {column: table.column(column).to_pylist() for column in chosen}
@@ -306,12 +307,7 @@ def _embedding_batches(
     from pyarrow import types
 
     schema = file.schema_arrow
-    for needed in (column, *others):
-        if schema.names.count(needed) != 1:
-            raise NNNormError(
-                f"{name} needs one column named {needed!r}; it has "
-                f"{', '.join(schema.names) or 'none'}"
-            )
+    check_columns(name, (column, *others), schema.names)
     kind = schema.field(column).type
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     if not is_list or not types.is_floating(kind.value_type):
@@ -346,39 +342,27 @@ def _announced(file: Any, columns: Sequence[str]) -> list[int]:
     return sizes
 
 
-def _read_ids(file: Any, name: str) -> Ids | str | None:
-    """Read the column `id` of a parquet file, or the reason why it can't be used."""
-    import pyarrow
-    from pyarrow import types
-
+def _read_ids(file: Any, name: str) -> list[Any] | None:
+    """Read the column `id` of a parquet file; None if there is none."""
     n_columns = file.schema_arrow.names.count(_IDS)
-    if n_columns == 0 or file.metadata.num_rows == 0:
-        return None
-    if n_columns > 1:
-        return f"there are {n_columns} columns of that name"
-    kind = file.schema_arrow.field(_IDS).type
-    is_text = types.is_string(kind) or types.is_large_string(kind)
-    if not (is_text or types.is_integer(kind)) or kind == pyarrow.uint64():
-        return f"it is of type {kind}, and ids are int64 or strings"
+    if n_columns != 1:
+        return [None] * n_columns or None
     check_memory(sum(_announced(file, (_IDS,))), name)
-    column = file.read(columns=[_IDS]).column(_IDS)
-    if column.null_count:
-        return f"it is empty in {column.null_count} of {len(column)} rows"
-    return np.array(column.to_pylist(), str if is_text else np.int64)
+    ids: list[Any] = file.read(columns=[_IDS]).column(_IDS).to_pylist()
+    return ids
 
 
-def _join_ids(found: list[Ids | str | None], name: str) -> Ids | None:
-    """Join the ids of all shards; if that can't be done, warn with the reason."""
-    ids = [one for one in found if isinstance(one, np.ndarray)]
-    reasons = [one for one in found if isinstance(one, str)]
-    if not reasons and ids and len(ids) < len(found):
-        reasons = ["it is missing from some of the shards"]
-    elif not reasons and len({one.dtype.kind for one in ids}) > 1:
-        reasons = ["it has whole numbers in some of the shards and strings in others"]
-    if reasons:
-        warn(
-            f"the column 'id' of {name} is left out: {reasons[0]}; rows go by their numbers unless "
-            "you pass ids"
-        )
+def _join_ids(found: list[list[Any] | None], name: str) -> Ids | None:
+    """Join the ids of all files; if there isn't one for every row, warn."""
+    if not any(found):
         return None
-    return np.concatenate(ids) if ids else None
+    values = [value for ids in found for value in ids or [None]]
+    kinds = {type(value) for value in values}
+    with contextlib.suppress(OverflowError):
+        if kinds in ({int}, {str}):
+            return np.array(values, str if kinds == {str} else np.int64)
+    warn(
+        f"the column 'id' of {name} is left out: ids are strings, or whole numbers of 64 bits with "
+        "a sign, one in every row of all files; rows go by their numbers unless you pass ids"
+    )
+    return None

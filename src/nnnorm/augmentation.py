@@ -8,16 +8,15 @@ same. `Augmentation` is this arithmetic; `Corrector`, the indexes and the functi
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_correction, check_weight
-from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.embeddings import Embeddings, FloatArray, Source, open_embeddings
 from nnnorm.errors import NNNormError
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Target = Literal["ip", "cosine", "l2"]
 # Relative rounding error of a squared norm that is not a longer item.
 _ROUNDING = 1e-6

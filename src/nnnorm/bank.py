@@ -28,9 +28,10 @@ from nnnorm.dedup import (
     draw_luck,
 )
 from nnnorm.embeddings import (
-    EQUAL_NORMS,
     Embeddings,
+    IntArray,
     Source,
+    check_like_norms,
     check_norms,
     measure_rows,
     open_embeddings,
@@ -41,7 +42,6 @@ from nnnorm.tables import TABLE_SUFFIXES, LogPart, is_log, read_counts, read_log
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _MAKER = "nnnorm bank"
 # What a file keeps next to the arrays; all else in it follows from these.
@@ -357,7 +357,8 @@ class Bank:
             if progress is not None:
                 progress(start + len(rows), given.n_rows or start + len(rows))
         if len(self) and not self.normalized:
-            _check_norms(low, high, self._kept.norms, given.name)
+            own = float(self._kept.norms.min()), float(self._kept.norms.max())
+            check_like_norms(given.name, (low, high), own, "rows of the bank")
         self._kept, self._opened = self._sample(kept, most), None
         self._about["n_seen"] += n_seen
         if latest > datetime.now(UTC).timestamp() + _A_DAY:
@@ -528,16 +529,3 @@ def _check_whole(name: str, value: Any, least: int) -> None:
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_whole or value < least:
         raise NNNormError(f"{name} must be a whole number of at least {least}; got {value!r}")
-
-
-def _check_norms(low: float, high: float, norms: FloatArray, name: str) -> None:
-    """Raise if the bank has equal norms, and what is added does not share them."""
-    own_low, own_high = float(norms.min()), float(norms.max())
-    if own_high - own_low > EQUAL_NORMS * own_high:
-        return  # raw inner products are meant
-    if max(high, own_high) - min(low, own_low) > EQUAL_NORMS * max(high, own_high):
-        raise NNNormError(
-            f"{name} has norms {low:.3g} to {high:.3g}, but all rows of the bank have about "
-            f"{own_high:.3g}; normalize the rows first, or build the bank with normalize=True "
-            "(--normalize)"
-        )

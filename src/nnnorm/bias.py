@@ -14,17 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.embeddings import Embeddings
+from nnnorm.embeddings import Embeddings, FloatArray
 from nnnorm.errors import NNNormError, first_line
 from nnnorm.files import damaged, load_record, save_record
 from nnnorm.version import __version__
-
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 _MAKER = "nnnorm fit"
 # Beyond this, a score minus the correction may be infinite in float32.

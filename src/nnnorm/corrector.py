@@ -26,7 +26,15 @@ from nnnorm.augmentation import Augmentation, bound_augmentation
 from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias, Popularity, check_correction, check_weight
 from nnnorm.dedup import Duplicates, References, drop_copies
-from nnnorm.embeddings import Embeddings, Source, ValidRows, open_embeddings, open_valid
+from nnnorm.embeddings import (
+    Embeddings,
+    FloatArray,
+    Source,
+    ValidRows,
+    check_like_norms,
+    open_embeddings,
+    open_valid,
+)
 from nnnorm.errors import NNNormError, quiet, warn
 from nnnorm.files import Progress, damaged, load_record, save_record
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z, warn_of_items
@@ -42,7 +50,6 @@ from nnnorm.ranking import search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.solvers import Solver
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]
 
 # Items of the gallery that are kept for `nnnorm drift`: enough to compare rankings, 1 MB at most.
@@ -56,8 +63,6 @@ _FAR = 4.0
 _FEWEST_JUDGED = 8
 # Norms this close to 1 are unit norms that were rounded, as float16 does.
 _UNIT = 5e-3
-# Norms that differ by less than this share of the largest count as equal, as in `open_embeddings`.
-_EQUAL_NORMS = 0.01
 # Later items of raw embeddings may be longer than those of the gallery by this factor.
 _HEADROOM = 1.25
 # A row that float16 changes by more than this share of its norm is beyond its range.
@@ -222,7 +227,7 @@ class Corrector:
             check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
         else:
             own = open_embeddings(recent, name="recent", normalize=normalize)
-            _check_norms(own, past.norm_range, "references")
+            check_like_norms(own.name, own.norm_range, past.norm_range, "references")
             if not allow_gallery_rows:
                 check_inputs(items, past, compare=False, repeats=False)
                 warn_of_items(past, items, own)
@@ -568,9 +573,11 @@ class Corrector:
                     "corrector with normalize=True (--normalize)"
                 )
         elif name in ("items", "gallery"):
-            _check_norms(rows, self.item_norms, "items")
+            check_like_norms(rows.name, rows.norm_range, self.item_norms, "items of the corrector")
         else:
-            _check_norms(rows, self.bank.norm_range, "references")
+            check_like_norms(
+                rows.name, rows.norm_range, self.bank.norm_range, "references of the corrector"
+            )
         return rows
 
     def open_valid(self, source: Source, name: str) -> ValidRows:
@@ -713,6 +720,22 @@ class Corrector:
             raise damaged(path, "corrector", _MAKER, error) from error
 
 
+# What stands for a corrector: itself, or the path of its file.
+Correction: TypeAlias = Corrector | str | os.PathLike[str]
+
+
+def open_corrector(given: Correction) -> Corrector:
+    """Return a corrector, loaded if its path is given."""
+    if isinstance(given, (str, os.PathLike)):
+        return Corrector.load(given)
+    if not isinstance(given, Corrector):
+        raise NNNormError(
+            "corrector must be a Corrector, or the path of its file; got "
+            f"{type(given).__name__}. Corrector.fit(gallery, references) makes one"
+        )
+    return given
+
+
 def check_method(method: Method) -> None:
     """Raise unless the method gives each item a value of its own, as a corrector needs."""
     if not isinstance(method, Method):
@@ -766,18 +789,6 @@ def _has_unit_norms(rows: Embeddings) -> bool:
 def _longest_norm(norms: tuple[float, float], unit: bool) -> float:
     """Largest norm that a later item may have: `norms` are those of the gallery."""
     return 1 + _UNIT if unit else _HEADROOM * norms[1]
-
-
-def _check_norms(rows: Embeddings, norms: tuple[float, float], what: str) -> None:
-    """Raise if the rows of the corrector have equal norms, and these do not share them."""
-    (low, high), (least, most) = rows.norm_range, norms
-    if most - least > _EQUAL_NORMS * most:
-        return  # raw inner products are meant
-    if low < (1 - _EQUAL_NORMS) * least or high > (1 + _EQUAL_NORMS) * most:
-        raise NNNormError(
-            f"{rows.name} has norms {low:.4g} to {high:.4g}, but all {what} of the corrector have "
-            f"about {most:.4g}; scale them alike, or fit with normalize=True (--normalize)"
-        )
 
 
 def _report(old: Bias, new: Bias, items: Embeddings, asked: Embeddings) -> RefitReport:

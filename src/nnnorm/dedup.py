@@ -23,15 +23,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.embeddings import Embeddings, measure_rows
+from nnnorm.embeddings import Embeddings, FloatArray, IntArray, measure_rows
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.scoring import strips_in_order
 
 Duplicates = Literal["drop", "keep"]
 Half: TypeAlias = npt.NDArray[np.float16]
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 _Cells: TypeAlias = npt.NDArray[np.uint16]
 # Row, other row, cosine.
 _Pairs: TypeAlias = tuple[IntArray, IntArray, FloatArray]

@@ -4,23 +4,19 @@
 captions, picks three examples and writes the files. `describe_demo` puts the results into words.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nnnorm import NNN, compare, diagnose, evaluate, evaluation, load_shapes, search, tune
 from nnnorm.datasets import Shapes, read_scene
-from nnnorm.errors import MissingExtraError, NNNormWarning
+from nnnorm.errors import MissingExtraError, quiet
 from nnnorm.files import make_folder
-from nnnorm.methods import MethodName, describe_setting, label_method, make_method
-from nnnorm.report import GREEN, ORANGE, Hits, Table, plot_hits, plots
-from nnnorm.report.tables import show_gain
-
-Step: TypeAlias = Callable[[str], None]
+from nnnorm.methods import MethodName, describe_setting, make_method
+from nnnorm.report import GREEN, ORANGE, Hits, Table, plot_hits, plots, tables
 
 # A few values around what the authors of each method advise, so that the demo takes seconds.
 _METHODS: tuple[MethodName, ...] = ("nnn", "csls", "dn", "is", "qbnorm", "dualis")
@@ -116,52 +112,45 @@ class Demo:
         }
 
 
-def run_demo(output: str | Path = "demo-output", *, step: Step | None = None) -> Demo:
+@quiet(".* rows of references are among")  # "a red star" is written for several pictures
+def run_demo(output: str | Path = "demo-output", *, step: Callable[[str], None] = print) -> Demo:
     """Run the main job; write a bias, a contact sheet and plots."""
-    folder = make_folder(output)
-    with warnings.catch_warnings():
-        # Short captions such as "a red star" are written for several pictures.
-        warnings.filterwarnings("ignore", ".* rows of references are among", NNNormWarning)
-        return _run(folder, step or (lambda _: None))
-
-
-def _run(folder: Path, step: Step) -> Demo:
-    shapes = load_shapes()
+    folder, shapes = make_folder(output), load_shapes()
+    gallery, past = shapes.gallery, shapes.references
     test: dict[str, Any] = {"queries": shapes.queries, "truth": shapes.truth}
-    held_out: dict[str, Any] = {
-        "queries": shapes.validation_queries,
-        "truth": shapes.validation_truth,
-    }
+    held_out = evaluation.Task(
+        shapes.validation_queries, shapes.validation_gallery, shapes.validation_truth
+    )
     step("Tuning NNN on validation captions")
-    tuning = tune(shapes.validation_gallery, shapes.references, **held_out)
+    tuning = tune(held_out.gallery, past, queries=held_out.queries, truth=held_out.truth)
     step("Comparing methods")
     comparison = compare(
-        shapes.gallery,
-        shapes.references,
+        gallery,
+        past,
         **test,
-        validation=evaluation.Task(gallery=shapes.validation_gallery, **held_out),
+        validation=held_out,
         gallery_references=shapes.gallery_references,
         methods=_METHODS,
         grids=_GRIDS,
     )
     step("Searching, before and after")
     tuned = make_method(tuning.best.method, **tuning.best.params)
-    bias = tuned.fit(shapes.gallery, shapes.references, duplicates="drop")  # as `tune` does
+    bias = tuned.fit(gallery, past, duplicates="drop")  # as `tune` does
     bias.save(folder / "bias.safetensors")
-    automatic = NNN().fit(shapes.gallery, shapes.references)
-    raw = evaluate(gallery=shapes.gallery, **test)
-    corrected = evaluate(gallery=shapes.gallery, bias=automatic, **test)
+    automatic = NNN().fit(gallery, past)
+    raw, corrected = (evaluate(gallery=gallery, bias=one, **test) for one in (None, automatic))
     before, after = (
-        search(shapes.queries, shapes.gallery, some, k=_N_SHOWN).indices for some in (None, bias)
+        search(shapes.queries, gallery, one, k=_N_SHOWN).indices for one in (None, bias)
     )
     was_right, is_right = before[:, 0] == shapes.truth, after[:, 0] == shapes.truth
-    diagnosis = diagnose(gallery=shapes.gallery, bias=bias, **test)
-    examples = _pick_examples(shapes, before, after, diagnosis)
+    diagnosis = diagnose(gallery=gallery, bias=bias, **test)
+    hubs = evaluation.find_hubs(diagnosis.occurrences).tolist()
+    examples = _pick_examples(shapes, before, after, hubs)
     step("Drawing")
     files, notes = ["bias.safetensors"], []
     try:
         figures = {
-            "contact-sheet.png": _draw_examples(shapes, examples, diagnosis),
+            "contact-sheet.png": _draw_examples(shapes, examples, hubs),
             "occurrences.png": plots.plot_occurrences(
                 diagnosis.occurrences, diagnosis.occurrences_after, k=diagnosis.k
             ),
@@ -188,14 +177,11 @@ def _run(folder: Path, step: Step) -> Demo:
     )
 
 
-def _pick_examples(
-    shapes: Shapes, before: Any, after: Any, diagnosis: evaluation.Diagnosis
-) -> list[Example]:
+def _pick_examples(shapes: Shapes, before: Any, after: Any, hubs: list[int]) -> list[Example]:
     """Two captions that had a hub as the top result, and one that the correction makes worse."""
     truth = evaluation.open_truth(
         shapes.truth, n_queries=len(before), n_gallery=len(shapes.gallery)
     )
-    hubs = evaluation.find_hubs(diagnosis.occurrences)
     rescued = evaluation.find_rescued(before, after, truth, hubs)
     lost = np.flatnonzero(truth.holds(before[:, 0]) & ~truth.holds(after[:, 0]))
     found: list[Example] = []
@@ -209,19 +195,18 @@ def _pick_examples(
     return found
 
 
-def _draw_examples(shapes: Shapes, examples: list[Example], diagnosis: evaluation.Diagnosis) -> Any:
+def _draw_examples(shapes: Shapes, examples: list[Example], hubs: list[int]) -> Any:
     """Draw the contact sheet: the right picture framed green, hubs orange."""
-    hubs = evaluation.find_hubs(diagnosis.occurrences).tolist()
-    hits = []
-    for example in examples:
-        title = example.caption if example.helped else f"{example.caption} - worse with it"
-        hits.append(Hits(title, example.before, example.after, [example.right]))
     return plot_hits(
-        hits,
+        [Hits(_title(one), one.before, one.after, [one.right]) for one in examples],
         lambda item: shapes.draw(item, 108),
         lambda hits, item: GREEN if item in hits.right else ORANGE if item in hubs else None,
         "green: the right picture, orange: a hub",
     )
+
+
+def _title(example: Example) -> str:
+    return example.caption + ("" if example.helped else " – worse with the correction")
 
 
 # --- in words ------------------------------------------------------------------------------------
@@ -229,11 +214,9 @@ def _draw_examples(shapes: Shapes, examples: list[Example], diagnosis: evaluatio
 
 def introduce_demo() -> str:
     """Describe the data, before anything is computed."""
-    shapes = load_shapes()
     return (
-        f"{len(shapes.queries):,} captions search {len(shapes.gallery):,} pictures of shapes, "
-        "embedded by a small image–text model that was trained like CLIP. "
-        f"{len(shapes.references):,} captions of other pictures are the past queries. All data "
+        "5,000 captions search 1,000 pictures of shapes, embedded by a small image–text model that "
+        "was trained like CLIP. 20,000 captions of other pictures are the past queries. All data "
         "ships with nnnorm. This takes a few seconds …"
     )
 
@@ -257,7 +240,13 @@ def describe_demo(demo: Demo) -> Iterator[Table | str]:
         f"{100 * tuning.gain.mean:+.1f} points of R@1 there."
     )
     yield "\n3. Test"
-    yield _tabulate(demo)
+    results = [demo.uncorrected, demo.untuned, *demo.comparison.results[1:]]
+    note = (
+        "R@K: captions whose picture is among the first K, in %. The first nnn has automatic "
+        "settings from the past queries, no labels; the others are tuned. Gains in points with "
+        "95 % intervals. nnnorm compare has all methods."
+    )
+    yield tables.tabulate_results(results, "", [note])
     yield (
         f"With the tuned correction, {demo.n_gained} captions newly get the right picture as top "
         f"result and {demo.n_lost} lose it. The worst hub is the top result "
@@ -276,34 +265,9 @@ def describe_demo(demo: Demo) -> Iterator[Table | str]:
     yield _NEXT
 
 
-def _tabulate(demo: Demo) -> Table:
-    results = {
-        "uncorrected": demo.uncorrected,
-        "NNN, automatic": demo.untuned,
-        "NNN, tuned": demo.tuned,
-    }
-    for result in demo.comparison.results[2:]:
-        results[f"{label_method(result.method)}, tuned"] = result
-    rows = []
-    for name, result in results.items():
-        recalls = (result.recall_at_1, result.recall_at_5, result.recall_at_10)
-        never = round(result.hubness.antihub_share * len(demo.shapes.gallery))
-        counts = str(result.hubness.max), str(never)
-        shown = [f"{100 * recall:.1f}" for recall in recalls]
-        rows.append((name, *shown, show_gain(result.gain), *counts))
-    note = (
-        "R@K: captions whose picture is among the first K. Automatic: settings from the past "
-        "queries, no labels. Gains in points with 95 % intervals. most: times that the most "
-        "retrieved picture is the top result; never: pictures that never are. nnnorm compare has "
-        "all methods."
-    )
-    columns = ("", "R@1 %", "R@5 %", "R@10 %", "gain in R@1", "most", "never")
-    return Table("", columns, tuple(rows), (note,))
-
-
 def _describe_example(demo: Demo, example: Example) -> str:
     hubs = evaluation.find_hubs(demo.diagnosis.occurrences)
-    lines = [f"\n“{example.caption}”{'' if example.helped else ' – worse with the correction'}"]
+    lines = [f"\n{_title(example)}"]
     for label, items in (("before", example.before), ("after", example.after)):
         for place, item in enumerate(items[:_N_PRINTED]):
             mark = "✓" if item == example.right else "●" if item in hubs else " "

@@ -100,15 +100,13 @@ class StoredMatrix:
             block = block / self.divisors[start:stop, None]
         return block if self.center is None else block - self.center
 
-    def take(
-        self, indices: npt.NDArray[np.integer[Any]], *, out: FloatArray | None = None
-    ) -> FloatArray:
+    def take(self, indices: npt.NDArray[np.integer[Any]]) -> FloatArray:
         """Copy the rows at `indices`, in that order, as float32 ``(len(indices), n_columns)``."""
-        taken = np.empty((len(indices), self.shape[1]), dtype=np.float32) if out is None else out
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"indices must be below the {len(self)} rows of {self.name}")
-        if self.in_memory:  # "clip" is the mode that needs no copy of its own
-            return np.take(self.parts[0], indices, axis=0, out=taken, mode="clip")
+        if self.in_memory:
+            return np.take(self.parts[0], indices, axis=0)
+        taken = np.empty((len(indices), self.shape[1]), dtype=np.float32)
         part_of = np.searchsorted(self.starts, indices, "right") - 1
         with np.errstate(over="ignore"):
             for number in np.unique(part_of):
@@ -447,6 +445,20 @@ def check_same_norms(
             f"{unit.name} has unit norms and {other.name} does not ({norms}); for cosine pass "
             "normalize=True (--normalize), and if inner products are meant, normalize=False "
             "(--no-normalize)"
+        )
+
+
+def check_like_norms(
+    name: str, norms: tuple[float, float], known: tuple[float, float], what: str
+) -> None:
+    """Raise if what is known has equal norms, and rows that come later do not share them."""
+    (low, high), (least, most) = norms, known
+    if most - least > EQUAL_NORMS * most:
+        return  # raw inner products are meant
+    if low < (1 - EQUAL_NORMS) * least or high > (1 + EQUAL_NORMS) * most:
+        raise NNNormError(
+            f"{name} has norms {low:.4g} to {high:.4g}, but all {what} have about {most:.4g}; "
+            "scale them alike, or start with normalize=True (--normalize)"
         )
 
 

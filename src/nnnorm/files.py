@@ -56,18 +56,16 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
     except OSError as error:  # no permission to look, a name too long, links in a circle
         raise NNNormError(f"cannot write {path}: {error.strerror}; choose another place") from error
     if stat.S_ISDIR(mode):
-        raise NNNormError(f"cannot write {path}: it is a folder; give a file name inside it")
-    if not stat.S_ISREG(mode):
-        raise NNNormError(f"cannot write {path}: it is not a regular file; choose another name")
-    if not folder.is_dir():
-        raise NNNormError(
-            f"cannot write {path}: the folder {folder} does not exist; create it first"
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise NNNormError(
-            f"cannot write {path}: no permission to write in {folder}; choose another folder"
-        )
-    return target
+        problem = "it is a folder; give a file name inside it"
+    elif not stat.S_ISREG(mode):
+        problem = "it is not a regular file; choose another name"
+    elif not folder.is_dir():
+        problem = f"the folder {folder} does not exist; create it first"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        problem = f"no permission to write in {folder}; choose another folder"
+    else:
+        return target
+    raise NNNormError(f"cannot write {path}: {problem}")
 
 
 def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None:

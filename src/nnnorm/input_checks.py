@@ -20,10 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.dedup import NEAR_COPY, as_units, hash_rows
-from nnnorm.embeddings import Embeddings, check_same_dim
+from nnnorm.embeddings import Embeddings, FloatArray, check_same_dim
 from nnnorm.errors import NNNormError, warn
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 

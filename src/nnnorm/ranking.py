@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from nnnorm.arrays import read_npz
 from nnnorm.bias import Bias, check_correction, check_weight
 from nnnorm.embeddings import (
     Embeddings,
+    FloatArray,
     ScoreMatrix,
     Source,
     check_same_dim,
@@ -28,7 +29,6 @@ from nnnorm.methods import published_product
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, TopK, top_k
 from nnnorm.tables import check_ids
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 # The ratio of the middle norms of queries and references from which on a search warns.
 _SCALES_APART = 2
 

@@ -28,13 +28,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.embeddings import Embeddings, ScoreMatrix, check_same_dim
+from nnnorm.embeddings import Embeddings, FloatArray, IntArray, ScoreMatrix, check_same_dim
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
 from nnnorm.reducers import KeepBest, KeepBestAndLogs, Reducer
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Strip: TypeAlias = Callable[[int, int, FloatArray], FloatArray]
 
 DEFAULT_MEMORY_BUDGET = 512 * 2**20

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TextIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.arrays import Ids, read_batches, read_cells
+from nnnorm.arrays import Ids, check_columns, read_batches, read_cells
 from nnnorm.errors import NNNormError, first_line
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -33,7 +33,7 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 PathLike: TypeAlias = str | os.PathLike[str]
 # Names the columns to read, given the header.
 _Choose: TypeAlias = Callable[[list[str]], Sequence[str]]
-# Where a row is ("line 3"), and its chosen cells.
+# Where a row is ("line 3"), and its cells.
 _Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -47,7 +47,7 @@ def read_columns(
     """Read columns of a CSV, TSV, JSONL or parquet file as text."""
 
     def choose(header: list[str]) -> list[str]:
-        _check_columns(path, needed, header)
+        check_columns(path, needed, header)
         return [name for name in dict.fromkeys((*needed, *optional)) if name in header]
 
     return _read(path, choose, needed)
@@ -57,11 +57,11 @@ def read_column(path: PathLike, column: str | None = None) -> list[str]:
     """Read one column of a table as text; the name may be left out if there is only one."""
 
     def choose(header: list[str]) -> list[str]:
-        name = header[0] if column is None and len(header) == 1 else column
-        if name is None or name not in header:
-            wanted = "name a column" if column is None else f"there is no column {column!r}"
-            raise NNNormError(f"{path}: {wanted}; it has: {', '.join(header) or 'none'}")
-        return [name]
+        if column is None and len(header) != 1:
+            raise NNNormError(f"{path}: name a column; it has: {', '.join(header) or 'none'}")
+        wanted = header if column is None else [column]
+        check_columns(path, wanted, header)
+        return wanted
 
     (cells,) = _read(path, choose, None).values()
     return cells
@@ -104,101 +104,77 @@ def read_json(path: PathLike, what: str) -> Any:
         ) from error
 
 
-def _check_columns(path: PathLike, needed: Sequence[str], header: list[str]) -> Sequence[str]:
-    if missing := [name for name in needed if name not in header]:
-        raise NNNormError(
-            f"{path} needs the column{'s' if len(needed) > 1 else ''} {', '.join(needed)}; "
-            f"{missing[0]} is not there, it has: {', '.join(header) or 'none'}"
-        )
-    return needed
-
-
 def _read(path: PathLike, choose: _Choose, needed: Sequence[str] | None) -> dict[str, list[str]]:
     """Read the chosen columns; those of `needed` (all, if None) must have a value in every row."""
-    columns: dict[str, list[str]] = {}
-    for where, row in _rows(path, choose):
-        for name, cell in row.items():
-            is_nan = isinstance(cell, float) and math.isnan(cell)
-            if is_nan or isinstance(cell, (dict, list, bytes)):
-                shown = "NaN" if is_nan else f"the type {type(cell).__name__}"
-                raise NNNormError(
-                    f"{path}: {where} has {shown} in the column {name}; expected a text or a number"
-                )
-            text = "" if cell is None else str(cell).strip()
-            if not text and (needed is None or name in needed):
-                raise NNNormError(f"{path}: {where} has nothing in the column {name}")
-            columns.setdefault(name, []).append(text)
-    if not columns:
-        raise NNNormError(f"{path} has no rows; is it cut short?")
-    return columns
-
-
-def _rows(path: PathLike, wanted: _Choose | Sequence[str]) -> _Rows:
-    """Read rows of the columns that are named, one by one, or of those chosen from the header."""
-
-    def choose(header: list[str]) -> Sequence[str]:
-        return wanted(header) if callable(wanted) else _check_columns(path, wanted, header)
-
-    suffix = _check_suffix(path, "table")
-    if suffix == ".parquet":
-        _check_there(path)
-        cells = read_cells(Path(path), choose)
-        for number, row in enumerate(zip(*cells.values(), strict=True)):
-            yield f"row {number}", dict(zip(cells, row, strict=True))
-        return
-    with _open_text(path) as file:
-        if suffix != ".jsonl":
-            yield from _separated(path, file, _SEPARATORS[suffix], choose)
-        elif callable(wanted):  # the header has the keys of all objects
-            found = list(_objects(path, file))
-            names = choose(list(dict.fromkeys(key for _, entry in found for key in entry)))
-            yield from (
-                (where, {name: entry.get(name) for name in names}) for where, entry in found
-            )
-        else:
-            for where, entry in _objects(path, file):
-                yield where, {name: entry[name] for name in choose(list(entry))}
-
-
-def _check_suffix(path: PathLike, what: str) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in TABLE_SUFFIXES:
         raise NNNormError(
-            f"{path}: a {what} must end in {', '.join(TABLE_SUFFIXES[:-1])} or "
+            f"{path}: a table must end in {', '.join(TABLE_SUFFIXES[:-1])} or "
             f"{TABLE_SUFFIXES[-1]}; got the suffix {suffix!r}"
         )
-    return suffix
+    if suffix == ".parquet":
+        _check_there(path)
+        cells = read_cells(Path(path), choose)
+        places = [f"row {number}" for number in range(len(next(iter(cells.values()), [])))]
+    else:
+        rows = list(_text_rows(path))
+        places = [where for where, _ in rows]
+        header = list(dict.fromkeys(name for _, row in rows for name in row))
+        names = choose(header) if rows else ()
+        cells = {name: [row.get(name) for _, row in rows] for name in names}
+    if not places:
+        raise NNNormError(f"{path} has no rows; is it cut short?")
+    return {
+        name: [
+            _as_text(cell, f"{path}: {where}", name, needed is None or name in needed)
+            for where, cell in zip(places, column, strict=True)
+        ]
+        for name, column in cells.items()
+    }
 
 
-def _separated(path: PathLike, file: TextIO, separator: str, choose: _Choose) -> _Rows:
-    reader = csv.reader(file, delimiter=separator, strict=True)
+def _as_text(cell: Any, where: str, name: str, is_needed: bool) -> str:
+    is_nan = isinstance(cell, float) and math.isnan(cell)
+    if is_nan or isinstance(cell, (dict, list, bytes)):
+        shown = "NaN" if is_nan else f"the type {type(cell).__name__}"
+        raise NNNormError(f"{where} has {shown} in the column {name}; expected a text or a number")
+    text = "" if cell is None else str(cell).strip()
+    if is_needed and not text:
+        raise NNNormError(f"{where} has nothing in the column {name}")
+    return text
+
+
+def _text_rows(path: PathLike) -> _Rows:
+    """The rows of a text file, one by one."""
+    with _open_text(path) as file:
+        separator = _SEPARATORS.get(Path(path).suffix.lower())
+        if separator is None:
+            yield from _objects(path, file)
+        else:
+            yield from _separated(path, csv.DictReader(file, delimiter=separator, strict=True))
+
+
+def _separated(path: PathLike, reader: "csv.DictReader[str]") -> _Rows:
     try:
-        rows = ((f"line {reader.line_num}", row) for row in reader if row)
-        header = [cell.strip() for cell in next(rows, ("", []))[1]]
-        places = {name: header.index(name) for name in choose(header)}
-        if twice := [name for name in places if header.count(name) > 1]:
-            raise NNNormError(f"{path} has the column {twice[0]} twice; rename one of them")
-        empty: str | None = None  # rows without a value are allowed at the end only
-        for where, row in rows:
-            if not any(cell.strip() for cell in row):
-                empty = empty or where
-                continue
-            if empty:
-                raise NNNormError(f"{path}: {empty} has no values; fill or remove it")
-            if len(row) < len(header) or any(cell.strip() for cell in row[len(header) :]):
+        header = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        check_columns(path, [name for name in header if name], header)
+        for row in reader:
+            where, more = f"line {reader.line_num}", row.pop(None, [])
+            if None in row.values() or any(cell.strip() for cell in more):
+                n_cells = len(more) + sum(cell is not None for cell in row.values())
                 raise NNNormError(
-                    f"{path}: {where} has {len(row)} cells, the header {len(header)}; put a text "
+                    f"{path}: {where} has {n_cells} cells, the header {len(header)}; put a text "
                     'with a separator in quotes, "like, this"'
                 )
-            yield where, {name: row[place].strip() for name, place in places.items()}
+            yield where, dict(row)
     except csv.Error as error:
         raise NNNormError(
-            f"{path}: line {reader.line_num} can't be read ({error}); a cell that begins with a "
-            'quote must end with one, and quotes inside it are doubled: "a ""grey"" cat"'
+            f"{path}: line {reader.reader.line_num} can't be read ({error}); a cell that begins "
+            'with a quote must end with one, and quotes inside it are doubled: "a ""grey"" cat"'
         ) from error
 
 
-def _objects(path: PathLike, file: TextIO) -> Iterator[tuple[str, dict[str, Any]]]:
+def _objects(path: PathLike, file: TextIO) -> _Rows:
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
@@ -249,7 +225,8 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
     values = array.tolist()
     texts = [value for value in values if isinstance(value, str)]
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, (str, int, np.integer)):
+        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not (is_whole or isinstance(value, str)):
             raise NNNormError(
                 f"ids must be one whole number or string per item of {name}; got {value!r}"
             )
@@ -262,13 +239,13 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
         checked: Ids = np.array(values, dtype=str if texts else np.int64)
     except OverflowError:
         raise NNNormError(f"ids of {name} must fit in 64 bits with a sign") from None
-    kinds, first, counts = np.unique(checked, return_index=True, return_counts=True)
+    kinds, counts = np.unique(checked, return_counts=True)
     if len(kinds) != n_items:
-        twice = int(np.argmax(counts > 1))
-        places = np.flatnonzero(checked == kinds[twice])
+        twice = kinds[np.argmax(counts > 1)]
+        first, second = np.flatnonzero(checked == twice)[:2]
         raise NNNormError(
-            f"ids of {name} must be unique, but {kinds[twice]} occurs at positions {first[twice]} "
-            f"and {places[1]}; give each item an id of its own"
+            f"ids of {name} must be unique, but {twice} occurs at positions {first} and {second}; "
+            "give each item an id of its own"
         )
     return checked
 
@@ -302,15 +279,9 @@ def read_log(
         parts = read_batches(Path(path), column, others)
     else:
         parts = _text_parts(path, column, others)
-    start, dim = 0, None
+    start = 0
     for rows, columns in parts:
         times, counts = np.full(len(rows), -np.inf), np.ones(len(rows), np.int64)
-        if dim not in (None, rows.shape[1]):
-            raise NNNormError(
-                f"{path}: all embeddings must share dim; row {start} and later have "
-                f"{rows.shape[1]} numbers, row 0 has {dim}"
-            )
-        dim = rows.shape[1]
         if time is not None:
             times = read_times(columns[time], f"{path}, column {time}", start)
         if count is not None:
@@ -324,19 +295,22 @@ def read_log(
 def _text_parts(
     path: PathLike, column: str, others: Sequence[str]
 ) -> Iterator[tuple[FloatArray, dict[str, Any]]]:
-    found = _rows(path, [column, *others])
+    found, dim = _text_rows(path), None
     while part := list(islice(found, _PART_ROWS)):
-        rows = [_read_embedding(path, where, row[column], column) for where, row in part]
-        for (where, _), row in zip(part, rows, strict=True):
-            if len(row) != len(rows[0]):
+        rows = []
+        for where, row in part:
+            check_columns(path, [column, *others], list(row))
+            rows.append(_read_embedding(f"{path}: {where}", row[column], column))
+            dim = dim or len(rows[0])
+            if len(rows[-1]) != dim:
                 raise NNNormError(
-                    f"{path}: all embeddings must share dim; {where} has {len(row)} numbers, "
-                    f"{part[0][0]} has {len(rows[0])}"
+                    f"{path}: all embeddings must share dim; {where} has {len(rows[-1])} numbers, "
+                    f"the first row has {dim}"
                 )
         yield np.stack(rows), {name: [row[name] for _, row in part] for name in others}
 
 
-def _read_embedding(path: PathLike, where: str, cell: Any, column: str) -> FloatArray:
+def _read_embedding(where: str, cell: Any, column: str) -> FloatArray:
     try:
         if isinstance(cell, str):
             cell = cell.strip("[] \t\n").replace(",", " ").split()
@@ -346,8 +320,8 @@ def _read_embedding(path: PathLike, where: str, cell: Any, column: str) -> Float
     except (TypeError, ValueError):
         pass
     raise NNNormError(
-        f"{path}: {where} has no embedding in the column {column}; expected a list of numbers such "
-        f"as [0.1, 0.2], got {repr(cell)[:40]}"
+        f"{where} has no embedding in the column {column}; expected a list of numbers such as "
+        f"[0.1, 0.2], got {repr(cell)[:40]}"
     )
 
 

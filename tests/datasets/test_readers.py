@@ -218,7 +218,7 @@ def test_an_image_in_two_splits_is_rejected(tmp_path):
     ("name", "content", "words"),
     [
         ("x.csv", "file,caption\n1,a\n", "image is not there, it has: file, caption"),
-        ("x.csv", "", "it has: none"),
+        ("x.csv", "", "has no rows"),
         ("x.csv", "image,caption\n1.jpg,\n", "line 2 has nothing in the column caption"),
     ],
 )

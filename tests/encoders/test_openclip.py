@@ -6,7 +6,7 @@ import pytest
 
 from nnnorm import NNNormError
 from nnnorm.encoders import load_encoder
-from nnnorm.encoders.openclip import OpenClip, split_name
+from nnnorm.encoders.openclip import split_name
 from nnnorm.errors import MissingExtraError
 
 absent = importlib.util.find_spec("open_clip") is None
@@ -25,7 +25,7 @@ def test_a_model_of_the_library_encodes_texts_and_images(tmp_path, pictures):
 
     weights = tmp_path / "weights.pt"
     torch.save(open_clip.create_model("ViT-B-32").state_dict(), weights)
-    encoder = OpenClip(f"ViT-B-32/{weights}", device="cpu")
+    encoder = load_encoder(f"ViT-B-32/{weights}", library="open-clip", device="cpu")
     assert encoder.encode_texts(["a dog"]).shape == (1, 512)
     assert encoder.encode_images(pictures[:1]).shape == (1, 512)
     assert encoder.token_counts(["a dog"]) == [4]
@@ -33,7 +33,7 @@ def test_a_model_of_the_library_encodes_texts_and_images(tmp_path, pictures):
 
 def test_a_name_without_weights_is_rejected_before_anything_is_loaded():
     with pytest.raises(NNNormError, match="without weights its numbers would be random"):
-        OpenClip("ViT-B-32")
+        split_name("ViT-B-32")
 
 
 def test_weights_may_be_a_path():

@@ -80,9 +80,12 @@ def test_no_documents_give_no_vectors(case):
     assert CorrectedEmbeddings(Model(), case.corrector).embed_documents([]) == []
 
 
-def test_a_path_is_no_corrector():
-    with pytest.raises(NNNormError, match=r"must be a Corrector, .*Corrector\.load.*; got str"):
-        CorrectedEmbeddings(Model(), "corrector.safetensors")
+def test_a_corrector_may_be_its_path_and_what_is_no_corrector_is_rejected(case, tmp_path):
+    case.corrector.save(tmp_path / "corrector.safetensors")
+    loaded = CorrectedEmbeddings(Model(), tmp_path / "corrector.safetensors")
+    assert loaded.corrector.fingerprint == case.corrector.fingerprint
+    with pytest.raises(NNNormError, match=r"must be a Corrector, .*; got int.*Corrector\.fit"):
+        CorrectedEmbeddings(Model(), 3)
 
 
 def test_embeddings_of_another_width_are_rejected(case):

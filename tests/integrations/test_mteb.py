@@ -93,8 +93,8 @@ def test_fewer_documents_than_are_asked_for_all_come_back(case):
 
 
 def test_wrong_use_is_named(case):
-    with pytest.raises(NNNormError, match=r"corrector must be a Corrector, .*; got str"):
-        CorrectedIndex("corrector.safetensors")
+    with pytest.raises(NNNormError, match=r"corrector must be a Corrector, .*; got int"):
+        CorrectedIndex(3)
     index = CorrectedIndex(case.corrector)
     with pytest.raises(NNNormError, match="call add_documents first"):
         ask(index, case)

@@ -50,13 +50,9 @@ def test_every_list_type_of_every_float_type_is_read(pa, save, path, lists, floa
         "fixed_size_list": pa.list_(inner, VALUES.shape[1]),
     }[lists]
     save(VALUES.astype(floats), kind)
-    np.testing.assert_array_equal(open_embeddings(path), VALUES)
-
-
-@pytest.mark.parametrize("floats", ["float16", "float32", "float64"])
-def test_numbers_keep_the_float_type_of_the_file(pa, save, path, floats):
-    save(VALUES.astype(floats), pa.list_(getattr(pa, floats)()))
-    assert open_embeddings(path).parts[0].dtype == floats
+    opened = open_embeddings(path)
+    np.testing.assert_array_equal(opened, VALUES)
+    assert opened.parts[0].dtype == floats
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 3, 7, 100])
@@ -115,36 +111,24 @@ def test_ids_of_shards_are_joined(pa, pq, path):
 
 
 @pytest.mark.parametrize(
-    ("ids", "reason"),
-    [
-        ([1, None], "it is empty in 1 of 2 rows"),
-        (["a", None], "it is empty in 1 of 2 rows"),
-        ([0.5, 1.5], "it is of type double"),
-        ([True, False], "it is of type bool"),
-        (np.array([1, 2], dtype=np.uint64), "it is of type uint64"),
-    ],
+    "ids",
+    [[1, None], ["a", None], [0.5, 1.5], [True, False], np.array([1, 2**63], dtype=np.uint64)],
     ids=["a gap", "a gap among strings", "floats", "booleans", "uint64"],
 )
-def test_a_column_id_that_can_t_be_used_is_left_out_with_the_reason(pa, pq, path, ids, reason):
+def test_a_column_id_that_can_t_be_used_is_left_out_with_a_warning(pa, pq, path, ids):
     save_ids(pa, path, ids)
-    with pytest.warns(NNNormWarning, match=f"the column 'id' of .* is left out: {reason}"):
+    with pytest.warns(NNNormWarning, match="the column 'id' of .* is left out: ids are"):
         assert open_embeddings(path).ids is None
 
 
-@pytest.mark.parametrize(
-    ("columns", "reason"),
-    [
-        ({"id": [1]}, "it has whole numbers in some of the shards and strings in others"),
-        ({}, "it is missing from some of the shards"),
-    ],
-)
-def test_shards_whose_ids_do_not_go_together_have_none(pa, pq, path, columns, reason):
+@pytest.mark.parametrize("columns", [{"id": [1]}, {}])
+def test_shards_whose_ids_do_not_go_together_have_none(pa, pq, path, columns):
     folder = path.parent / "img_emb"
     folder.mkdir()
     save_ids(pa, folder / "img_emb_0.parquet", ["a"])
     table = pa.table({**columns, "embedding": VALUES[:1].tolist()})
     pq.write_table(table, folder / "img_emb_1.parquet")
-    with pytest.warns(NNNormWarning, match=reason):
+    with pytest.warns(NNNormWarning, match="one in every row of all files"):
         assert open_embeddings(folder).ids is None
 
 
@@ -159,9 +143,11 @@ def test_ids_follow_the_rows_of_a_subset(pa, pq, path):
 @pytest.mark.parametrize("names", [["id", "vector"], [], ["embedding", "embedding"]], ids=str)
 def test_a_file_without_one_column_of_that_name_is_refused(pa, pq, path, names):
     pq.write_table(pa.Table.from_arrays([pa.array([[1.0, 2.0]])] * len(names), names), path)
-    assert refusal(path) == (
-        f"needs one column named 'embedding'; it has {', '.join(names) or 'none'}"
+    missing = (
+        f"needs the column embedding; embedding is not there, it has: {', '.join(names) or 'none'}"
     )
+    twice = "has the column embedding twice; rename one of them"
+    assert refusal(path) == (twice if "embedding" in names else missing)
 
 
 @pytest.mark.parametrize("row", [0, 5])
@@ -212,23 +198,20 @@ def test_a_bad_row_past_the_first_batch_of_the_reader_is_refused_by_number(
     assert refusal(path) == message
 
 
-@pytest.mark.parametrize("rows", [[[1, 2], [3, 4]], [["a"], ["b"]], [[[1.0], [2.0]]]])
-def test_a_list_of_integers_words_or_lists_is_refused(pa, pq, path, rows):
-    pq.write_table(pa.table({"embedding": rows}), path)
-    assert refusal(path).startswith("column 'embedding' must be a list of floats; it is list<")
-
-
 @pytest.mark.parametrize(
     ("rows", "got"),
     [
+        ([[1, 2], [3, 4]], "list<"),
+        ([["a"], ["b"]], "list<"),
+        ([[[1.0], [2.0]]], "list<"),
         ([1.0, 2.0], "double"),
         (["a", "b"], "string"),
         ([{"x": 1.0}], "struct<x: double>"),
     ],
 )
-def test_what_is_no_list_is_refused_with_its_type(pa, pq, path, rows, got):
+def test_what_is_no_list_of_floats_is_refused_with_its_type(pa, pq, path, rows, got):
     pq.write_table(pa.table({"embedding": rows}), path)
-    assert refusal(path) == f"column 'embedding' must be a list of floats; it is {got}"
+    assert refusal(path).startswith(f"column 'embedding' must be a list of floats; it is {got}")
 
 
 @pytest.mark.parametrize("fixed", [False, True])

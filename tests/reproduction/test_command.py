@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nnnorm import NNNormError
 from reproduction.__main__ import main
 from reproduction.figures import find_figures
 from reproduction.material import EmbeddingFolder
-from reproduction.paper import Figure, find_tables
+from reproduction.paper import find_tables
 from reproduction.run import Runner, run_table
 from tests.made import make_paper_folder
 
@@ -71,11 +70,10 @@ def test_a_table_is_measured_beside_the_paper_in_every_form(root, tmp_path):
 def test_all_tables_run_from_one_command_and_are_pages_of_a_document(root, tmp_path):
     asked = ["--table", "all", "--embeddings", root, "--latex", tmp_path / "all.tex"]
     printed = reproduce_json(*asked)
-    assert len(printed) == 22  # with the trends
-    for table in printed[:-1]:
+    assert len(printed) == 21
+    for table in printed:
         assert any(cell["figure"] for cell in table["cells"]), table["table"]
-    assert printed[-1]["trends"][0]["printed"] == "α 0.75, k 64"
-    assert (tmp_path / "all.tex").read_text().count("begin{tabular}") == 22
+    assert (tmp_path / "all.tex").read_text().count("begin{tabular}") == 21
 
 
 def test_finished_cells_are_kept_beside_the_embeddings_and_taken_up(tmp_path):
@@ -135,44 +133,6 @@ def test_the_runtime_table_says_what_it_ran_on(root, tmp_path):
     if not torch.cuda.is_available():
         words = "finds none on this machine; leave out --device to use the processor"
         assert_fails(reproduce(*asked, "--device", "cuda"), words)
-
-
-@pytest.mark.slow
-def test_trends_are_a_table_of_their_own(root):
-    (printed,) = reproduce_json("--table", "trends", "--embeddings", root)
-    trends = {trend["words"]: trend for trend in printed["trends"]}
-    assert trends["compute of tuning: DBNorm over NNN"]["printed"] == "100×"
-    assert trends["compute of tuning: DBNorm over NNN"]["ours"]["ours"].endswith("×")
-    assert trends["(3) R@1 with the other direction's setting"]["ours"]["ours"].endswith("points")
-
-
-def test_a_trend_that_fails_leaves_the_other_tables_and_is_said(tmp_path, monkeypatch):
-    def measure(self, there):
-        if there.metric == "setting" and there.dataset == "coco":
-            raise MemoryError
-        return Figure((0.75, 8) if there.metric == "setting" else 50.0)
-
-    monkeypatch.setattr(Runner, "measure", measure)
-    tables = [part for name in ("k-sweep-image", "trends") for part in ("--table", name)]
-    result = reproduce(*tables, "--embeddings", tmp_path, "--json")
-    assert result.code == 1
-    sweep, found = json.loads(result.stdout)
-    assert all(cell["figure"] for cell in sweep["cells"])
-    assert found["trends"][0]["ours"] == {"ours": "α 0.75, k 8"}
-    words = " ".join(result.stderr.split())
-    assert "cells failed, the first in table trends, CLIP, coco, image retrieval: setting" in words
-    assert "out of memory" in words
-
-
-def test_trends_of_damaged_embeddings_are_an_error(tmp_path, monkeypatch):
-    def measure(self, there):
-        raise NNNormError("row 3 is all zeros")
-
-    monkeypatch.setattr(Runner, "measure", measure)
-    result = reproduce("--table", "trends", "--embeddings", tmp_path)
-    assert_fails(result, "nothing of table trends can be measured: row 3 is all zeros")
-    result = reproduce("--table", "trends", "--data", "shapes")
-    assert_fails(result, "nothing of table trends can be measured: row 3 is all zeros")
 
 
 def test_visogender_s_lists_are_pictures_and_questions(tmp_path):
@@ -250,15 +210,6 @@ def test_where_nothing_is_there_the_command_that_makes_it_is_said(tmp_path):
     words = " ".join(result.stderr.split())
     assert "there is no coco.json" in words
     assert "--models TOML or --encoder clip=MODEL encodes what is missing" in words
-
-
-def test_the_paper_s_trends_alone_are_no_result(tmp_path):
-    result = reproduce("--table", "all", "--embeddings", tmp_path)
-    assert_fails(result, "nothing of table image-retrieval can be measured")
-    words = " ".join(result.stderr.split())
-    assert "Note: table trends is left out: there is no" in words
-    result = reproduce("--table", "trends", "--embeddings", tmp_path)
-    assert_fails(result, "nothing of table trends can be measured: there is no")
 
 
 def test_scores_of_a_model_without_embeddings_need_the_lists_of_their_data_set(tmp_path):

@@ -10,7 +10,7 @@ import logging
 import os
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
@@ -29,14 +29,11 @@ Modality: TypeAlias = Literal["images", "texts", "audio"]
 Library: TypeAlias = Literal["transformers", "sentence-transformers", "open-clip"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 _MOST_THREADS = 16  # more wait for each other's Python
-# Module and class of each library's encoder, the library's own module, and its extra.
-_CLASSES: dict[Library, tuple[str, str, str, str]] = {
-    "transformers": ("huggingface", "HuggingFace", "transformers", "encoders"),
-    "sentence-transformers": (
-        *("sentences", "SentenceEncoder"),
-        *("sentence_transformers", "sentence-transformers"),
-    ),
-    "open-clip": ("openclip", "OpenClip", "open_clip", "open-clip"),
+# Module and class of each library's encoder, and the library's own module.
+_CLASSES: dict[Library, tuple[str, str, str]] = {
+    "transformers": ("huggingface", "HuggingFace", "transformers"),
+    "sentence-transformers": ("sentences", "SentenceEncoder", "sentence_transformers"),
+    "open-clip": ("openclip", "OpenClip", "open_clip"),
 }
 
 
@@ -230,8 +227,8 @@ def load_encoder(
         if given is not None and given not in get_args(known):
             raise NNNormError(f"{what} must be one of {', '.join(get_args(known))}; got {given!r}")
     chosen = library or _recognize(Path(model))
-    module, name, *needed = _CLASSES[chosen]
-    require(*needed)
+    module, name, needed = _CLASSES[chosen]
+    require(needed, "encoders" if chosen == "transformers" else chosen)
     kind = getattr(import_module(f"nnnorm.encoders.{module}"), name)
     options = {"revision": revision, "device": pick_device(device), "dtype": dtype}
     if Path(model).is_dir():
@@ -322,11 +319,16 @@ def check_vocabulary(tokenizer: Any, model: str) -> None:
         )
 
 
-def fingerprint_files(paths: Iterable[Path]) -> str:
-    """Return the SHA-256 of the contents of some files, in the order of their names."""
+def hash_weights(model: str) -> str | None:
+    """Return the SHA-256 of the weights in a folder or file; None for a name on the hub."""
+    path = Path(model)
+    if not path.exists():
+        return None
     digest = hashlib.sha256()
-    for path in sorted(paths):
-        with open(path, "rb") as file:
+    for found in [path] if path.is_file() else sorted(path.rglob("*")):
+        if path.is_dir() and found.suffix not in (".safetensors", ".bin"):
+            continue
+        with open(found, "rb") as file:
             while block := file.read(2**22):
                 digest.update(block)
     return digest.hexdigest()

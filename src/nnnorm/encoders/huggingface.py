@@ -20,7 +20,7 @@ from nnnorm.encoders.encoder import (
     Encoder,
     Modality,
     check_vocabulary,
-    fingerprint_files,
+    hash_weights,
     list_some,
     to_numpy,
 )
@@ -56,14 +56,7 @@ _STORED_BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")
 class HuggingFace(Encoder):
     """A dual encoder of the transformers library."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        device: str = "cpu",
-        dtype: Dtype = "float32",
-    ) -> None:
+    def __init__(self, model: str, *, revision: str | None, device: str, dtype: Dtype) -> None:
         transformers = require("transformers", "encoders")
         self._device, self._dtype = device, getattr(require("torch", "encoders"), dtype)
         # By default the library may ask at the terminal whether to run code of the model.
@@ -96,8 +89,6 @@ class HuggingFace(Encoder):
             preprocessing = self._load_sounds(options)
         self.context = self._find_context(kind)
         self.dim = self.embed_texts(["a"]).shape[1]
-        is_folder = Path(model).is_dir()
-        weights = [*Path(model).glob("*.safetensors"), *Path(model).glob("*.bin")]
         texts = {"tokenizer": type(self._tokenizer).__name__, "max_length": self.context}
         texts |= {"padding": self._padding, "lower_case": self._lowers or self._cleans}
         if self._cleans:
@@ -107,8 +98,8 @@ class HuggingFace(Encoder):
             "model": model,
             "architecture": kind.architecture,
             "dtype": dtype,
-            "revision": None if is_folder else getattr(config, "_commit_hash", None),
-            "weights_sha256": fingerprint_files(weights) if is_folder else None,
+            "revision": None if Path(model).is_dir() else getattr(config, "_commit_hash", None),
+            "weights_sha256": hash_weights(model),
             "preprocessing": {"texts": texts, kind.modalities[0]: preprocessing},
             "normalization": f"unit norm, by {'the model' if self._type == 'clap' else 'nnnorm'}",
         }

@@ -259,8 +259,6 @@ def _opened(source: str | os.PathLike[str]) -> Iterator[Any]:
             yield image
     except NNNormError:
         raise
-    except pillow.DecompressionBombError as error:
-        raise _too_large(f"image {path}", "too many pixels") from error
     except Exception as error:  # each of Pillow's readers raises its own kind of error
         raise NNNormError(
             f"image {path} can't be read ({first_line(error)}); is it cut short, or not an image?"
@@ -278,18 +276,15 @@ def _to_rgb(image: Any, name: str) -> Any:
 def _check_header(image: Any, name: str) -> None:
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise _too_large(name, f"{width} x {height} pixels")
+        raise NNNormError(
+            f"{name} is too large ({width} x {height} pixels; at most {MAX_PIXELS:,} pixels); "
+            "scale it down"
+        )
     if image.mode[0] in "IF":  # Pillow would clip their values, which makes most of them white
         raise NNNormError(
             f"{name} has more than 8 bits per channel (Pillow's mode {image.mode}); "
             "save it as 8-bit RGB or gray first"
         )
-
-
-def _too_large(name: str, what: str) -> NNNormError:
-    return NNNormError(
-        f"{name} is too large ({what}; at most {MAX_PIXELS:,} pixels); scale it down"
-    )
 
 
 # --- sounds ---------------------------------------------------------------------------------------

@@ -6,17 +6,11 @@ file, or `hf-hub:OWNER/NAME`.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import (
-    Dtype,
-    Encoder,
-    fingerprint_files,
-    to_numpy,
-)
+from nnnorm.encoders.encoder import Dtype, Encoder, hash_weights, to_numpy
 from nnnorm.errors import NNNormError, require
 
 
@@ -25,14 +19,7 @@ class OpenClip(Encoder):
 
     modalities = ("images", "texts")
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        device: str = "cpu",
-        dtype: Dtype = "float32",
-    ) -> None:
+    def __init__(self, model: str, *, revision: str | None, device: str, dtype: Dtype) -> None:
         if revision is not None:
             raise NNNormError("revision is for names on the hub; leave it out for OpenCLIP")
         architecture, weights = split_name(model)
@@ -47,13 +34,13 @@ class OpenClip(Encoder):
         self.name = model
         self.context = int(self._tokenizer.context_length)
         self.dim = self.embed_texts(["a"]).shape[1]
-        is_file = weights is not None and Path(weights).is_file()
+        sha256 = None if weights is None else hash_weights(weights)
         self.about = {
             "encoder": "open-clip",
             "model": model,
             "dtype": dtype,
-            "revision": None if is_file else weights,
-            "weights_sha256": fingerprint_files([Path(weights or "")]) if is_file else None,
+            "revision": weights if sha256 is None else None,
+            "weights_sha256": sha256,
             "preprocessing": {"images": str(self._transform), "max_length": self.context},
             "normalization": "unit norm, by nnnorm",
         }

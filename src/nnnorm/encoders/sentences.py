@@ -12,13 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import (
-    Dtype,
-    Encoder,
-    check_vocabulary,
-    fingerprint_files,
-    list_some,
-)
+from nnnorm.encoders.encoder import Dtype, Encoder, check_vocabulary, hash_weights, list_some
 from nnnorm.errors import NNNormError, require
 from nnnorm.tables import read_json
 
@@ -26,14 +20,7 @@ from nnnorm.tables import read_json
 class SentenceEncoder(Encoder):
     """A model of the sentence-transformers library."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        device: str = "cpu",
-        dtype: Dtype = "float32",
-    ) -> None:
+    def __init__(self, model: str, *, revision: str | None, device: str, dtype: Dtype) -> None:
         library = require("sentence_transformers", "sentence-transformers")
         self._device = device
         is_folder = Path(model).is_dir()
@@ -61,13 +48,12 @@ class SentenceEncoder(Encoder):
         self.dim = self.embed_texts(["a"]).shape[1]
         prompt = getattr(self._model, "default_prompt_name", None)
         inner = getattr(getattr(self._model[0], "auto_model", None), "config", None)
-        weights = [*Path(model).rglob("*.safetensors"), *Path(model).rglob("*.bin")]
         self.about = {
             "encoder": "sentence-transformers",
             "model": model,
             "dtype": dtype,
             "revision": None if is_folder else getattr(inner, "_commit_hash", None),
-            "weights_sha256": fingerprint_files(weights) if is_folder else None,
+            "weights_sha256": hash_weights(model),
             "preprocessing": {
                 "modules": [type(module).__name__ for module in self._model],
                 "max_length": self.context,
@@ -121,12 +107,8 @@ def _check_weights(module: Any, folder: Path) -> None:
         _, info = type(inner).from_pretrained(
             place, output_loading_info=True, trust_remote_code=False
         )
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ):  # an adapter or another format, which the library has loaded
-        return
+    except (OSError, ValueError, RuntimeError):
+        return  # an adapter or another format, which the library has loaded
     # BERT's pooler is for other tasks; these models have their own pooling.
     if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
         raise NNNormError(

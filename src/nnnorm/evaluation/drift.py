@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nnnorm.bias import Bias
-from nnnorm.corrector import Corrector
+from nnnorm.corrector import Corrector, open_corrector
 from nnnorm.dedup import NEAR_COPY, drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet, warn
@@ -113,18 +113,6 @@ def measure_drift(
         n_references=len(corrector.bank),
         n_items=len(items),
     )
-
-
-def open_corrector(corrector: Any) -> Corrector:
-    """Return a corrector, or load a saved one."""
-    if isinstance(corrector, Corrector):
-        return corrector
-    if not isinstance(corrector, (str, os.PathLike)):
-        raise NNNormError(
-            "corrector must be a Corrector, or the path of a saved one; got "
-            f"{type(corrector).__name__}"
-        )
-    return Corrector.load(corrector)
 
 
 def _judge(z: float, agreement: float | None) -> tuple[Verdict, tuple[str, ...]]:

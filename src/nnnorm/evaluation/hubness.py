@@ -22,7 +22,7 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.dedup import NEAR_COPY, Duplicates, as_units
-from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.embeddings import Embeddings, IntArray, Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.metrics import (
     Truth,
@@ -39,7 +39,6 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.tables import check_ids
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Severity = Literal["none", "mild", "moderate", "severe"]
 
 HUB = 2  # times the mean

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from nnnorm.arrays import read_npy
 from nnnorm.bias import Bias
-from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
+from nnnorm.embeddings import Embeddings, IntArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, first_line, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference
 from nnnorm.files import Progress
@@ -33,7 +33,6 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.tables import read_json
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 # Right items per query up to which each is compared with its row; beyond, the row is sorted.
 _FEW = 16
 

@@ -29,10 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references
-from nnnorm.corrector import Corrector
+from nnnorm.corrector import Corrector, open_corrector
 from nnnorm.dedup import as_units, drop_copies
 from nnnorm.embeddings import (
     Embeddings,
+    FloatArray,
+    IntArray,
     Source,
     ValidRows,
     check_same_dim,
@@ -41,14 +43,11 @@ from nnnorm.embeddings import (
     open_valid,
 )
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation.drift import open_corrector
 from nnnorm.files import Progress, write_whole
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, count_threads, strips_in_order
 from nnnorm.tables import check_ids
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Verdict = Literal["fine", "watch", "remove"]
 # A share ("0.2%", 0.002) or a number of alerts.
 Budget: TypeAlias = str | float | int

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.dedup import References, describe_size
-from nnnorm.embeddings import Embeddings
+from nnnorm.embeddings import Embeddings, FloatArray
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.metrics import Evaluation, Truth, count_above
 from nnnorm.files import Progress
@@ -44,7 +44,6 @@ from nnnorm.methods import (
 from nnnorm.ranking import iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 # Returns what is taken from every score, shape (n_gallery,), float32; called again when needed.
 Correction: TypeAlias = Callable[[], FloatArray]
 # The banks that gate a method, which of those gates are open, and the factors of the product.

@@ -13,7 +13,7 @@ others choose.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_gallery_references, open_references
 from nnnorm.bias import Bias, Popularity
 from nnnorm.dedup import Duplicates, References, drop_copies
-from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
+from nnnorm.embeddings import Embeddings, FloatArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
 from nnnorm.evaluation.metrics import (
@@ -49,7 +49,6 @@ from nnnorm.methods import (
 )
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Select = Literal["one-standard-error", "max"]
 # Weights of a popularity for cosines: on Flickr8k 0.05 was the best of these under Zipf's traffic,
 # and 0.12 too much. They are multiplied by the product of the norms of queries and items.

@@ -19,12 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.embeddings import Embeddings, ScoreMatrix
+from nnnorm.embeddings import Embeddings, FloatArray, ScoreMatrix
 from nnnorm.files import Progress
 from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import Matrix, top_k
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int32]
 # Scores that are computed again for queries whose candidates do not suffice: some 0.1 s.
 _MOST_AGAIN = 10_000_000

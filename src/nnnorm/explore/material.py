@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from nnnorm.bank import open_references
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
 from nnnorm.datasets import load_shapes, read_scene
-from nnnorm.embeddings import Embeddings, open_embeddings
+from nnnorm.embeddings import Embeddings, FloatArray, open_embeddings
 from nnnorm.encoders import list_inputs, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
@@ -30,7 +30,6 @@ from nnnorm.input_checks import check_inputs
 from nnnorm.methods import label_method
 from nnnorm.tables import TABLE_SUFFIXES, check_ids, read_all_columns, read_json, read_jsonl
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 # Columns of the metadata that name an item's picture, the first that is there.
 _PICTURE_COLUMNS = ("image", "file", "path", "filename", "image_path")
 # A column with more values than this is not offered as a filter.

@@ -11,10 +11,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.embeddings import Embeddings
+from nnnorm.embeddings import Embeddings, IntArray
 from nnnorm.ranking import search
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Places: TypeAlias = npt.NDArray[np.float64]
 _N_NEIGHBORS = 12
 _N_ROUNDS = 160

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.dedup import drop_copies
-from nnnorm.embeddings import Embeddings, open_embeddings
+from nnnorm.embeddings import Embeddings, FloatArray, IntArray, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation import Scan, Tuning, clusters_of, count_occurrences, scan, tune
 from nnnorm.explore.candidates import Answer, Candidates
@@ -40,8 +40,6 @@ from nnnorm.methods import (
 )
 from nnnorm.ranking import score_matrix
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 # A method with its parameters, or what an index serves.
 Setting: TypeAlias = Method | Served

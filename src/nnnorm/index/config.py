@@ -4,7 +4,6 @@ It is the only place that calls a corrector's transforms. It also holds all that
 an index can be searched without its corrector.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
@@ -197,18 +196,6 @@ def bias_values(corrector: Corrector, rows: Embeddings) -> FloatArray:
     known = corrector.bias
     is_own = known.fingerprints.get("gallery") is not None and known.fits(rows)
     return (known if is_own else corrector.bias_for(rows)).values
-
-
-def open_corrector(given: "Corrector | str | os.PathLike[str]") -> Corrector:
-    """Return a corrector, loaded if its path is given."""
-    if isinstance(given, (str, os.PathLike)):
-        return Corrector.load(given)
-    if isinstance(given, Corrector):
-        return given
-    raise NNNormError(
-        "corrector must be a Corrector, or the path of its file; got "
-        f"{type(given).__name__}. Corrector.fit(gallery, references) makes one"
-    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ version or the new one, and a rollback is the same swap again.
 import asyncio
 import contextlib
 import itertools
-import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,18 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nnnorm.bias import Popularity
-from nnnorm.corrector import Corrector
+from nnnorm.corrector import Correction, Corrector, open_corrector
 from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Layout, Metadata, Mode
-from nnnorm.index.config import (
-    OF_THE_COLLECTION,
-    CollectionInfo,
-    IndexConfig,
-    bias_values,
-    open_corrector,
-)
+from nnnorm.index.config import OF_THE_COLLECTION, CollectionInfo, IndexConfig, bias_values
 from nnnorm.index.engines import open_backend
 from nnnorm.index.metadata import check_metadata, choose_columns, is_text, make_plain
 from nnnorm.tables import check_ids
@@ -37,8 +30,6 @@ _BATCH = 4096  # items given their bias at once
 _SAMPLE = 65_536  # vectors that an engine may train on
 _ATTEMPTS = 5
 _LONGEST_ID = 1000
-
-Correction = Corrector | str | os.PathLike[str]
 
 
 class _State(NamedTuple):

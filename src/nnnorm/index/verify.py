@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from nnnorm.corrector import Correction, open_corrector
 from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError
 from nnnorm.index.backend import Backend, FloatArray, Ids
-from nnnorm.index.config import bias_values, open_corrector
-from nnnorm.index.corrected import CorrectedIndex, Correction, open_index
+from nnnorm.index.config import bias_values
+from nnnorm.index.corrected import CorrectedIndex, open_index
 from nnnorm.tables import check_ids
 
 _GOOD_RECALL = {True: 1.0, False: 0.95}  # by whether the engine compares every item

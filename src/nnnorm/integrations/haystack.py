@@ -9,14 +9,9 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from nnnorm.corrector import Corrector
+from nnnorm.corrector import Correction, Corrector, open_corrector
 from nnnorm.errors import NNNormError, require
-from nnnorm.integrations.vectors import (
-    check_corrector,
-    check_query_weight,
-    extend_items,
-    extend_query,
-)
+from nnnorm.integrations.vectors import check_query_weight, extend_items, extend_query
 
 require("haystack", "haystack")
 from haystack import Document, component, default_to_dict  # noqa: E402
@@ -26,9 +21,7 @@ from haystack import Document, component, default_to_dict  # noqa: E402
 class DocumentCorrector:
     """Extend the embeddings of documents by their bias."""
 
-    def __init__(
-        self, corrector: "str | os.PathLike[str] | Corrector", fingerprint: str | None = None
-    ) -> None:
+    def __init__(self, corrector: Correction, fingerprint: str | None = None) -> None:
         self.path, self.corrector = _open(corrector, fingerprint)
 
     @component.output_types(documents=list[Document])
@@ -55,7 +48,7 @@ class QueryCorrector:
 
     def __init__(
         self,
-        corrector: "str | os.PathLike[str] | Corrector",
+        corrector: Correction,
         weight: float | None = None,
         fingerprint: str | None = None,
     ) -> None:
@@ -73,12 +66,10 @@ class QueryCorrector:
         return default_to_dict(self, weight=self.weight, **described)
 
 
-def _open(
-    corrector: "str | os.PathLike[str] | Corrector", fingerprint: str | None
-) -> tuple[str | None, Corrector]:
+def _open(corrector: Correction, fingerprint: str | None) -> tuple[str | None, Corrector]:
     """Path, if there is one, and corrector."""
     path = os.fspath(corrector) if isinstance(corrector, str | os.PathLike) else None
-    opened = check_corrector(corrector if path is None else Corrector.load(path))
+    opened = open_corrector(corrector)
     if fingerprint not in (None, opened.fingerprint):
         raise NNNormError(
             f"the corrector {path or 'given'} must have the fingerprint {fingerprint}; got "

@@ -6,14 +6,9 @@ L2 and inner product it compares by; filters and later documents need nothing mo
 
 import asyncio
 
-from nnnorm.corrector import Corrector
+from nnnorm.corrector import Correction, open_corrector
 from nnnorm.errors import require
-from nnnorm.integrations.vectors import (
-    check_corrector,
-    check_query_weight,
-    extend_items,
-    extend_query,
-)
+from nnnorm.integrations.vectors import check_query_weight, extend_items, extend_query
 
 require("langchain_core", "langchain")
 from langchain_core.embeddings import Embeddings  # noqa: E402
@@ -23,10 +18,10 @@ class CorrectedEmbeddings(Embeddings):
     """Embeddings of another model, extended by a corrector."""
 
     def __init__(
-        self, embeddings: Embeddings, corrector: Corrector, *, weight: float | None = None
+        self, embeddings: Embeddings, corrector: Correction, *, weight: float | None = None
     ) -> None:
         self.embeddings = embeddings
-        self.corrector = check_corrector(corrector)
+        self.corrector = open_corrector(corrector)
         self.weight = check_query_weight(weight)
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:

@@ -8,15 +8,9 @@ whether it is stored or asked, so it is rejected here; the model inside may have
 import asyncio
 from typing import Any
 
-from nnnorm.corrector import Corrector
+from nnnorm.corrector import Correction, open_corrector
 from nnnorm.errors import NNNormError, require
-from nnnorm.integrations.vectors import (
-    Vector,
-    check_corrector,
-    check_query_weight,
-    extend_items,
-    extend_query,
-)
+from nnnorm.integrations.vectors import Vector, check_query_weight, extend_items, extend_query
 
 require("llama_index.core", "llama-index")
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: E402
@@ -35,7 +29,7 @@ class CorrectedEmbedding(BaseEmbedding):
     def __init__(
         self,
         model: BaseEmbedding,
-        corrector: Corrector,
+        corrector: Correction,
         *,
         weight: float | None = None,
         **settings: Any,
@@ -46,7 +40,8 @@ class CorrectedEmbedding(BaseEmbedding):
                 "vector than one that is stored; give the cache to the model inside"
             )
         check_query_weight(weight)
-        checked = {"corrector": check_corrector(corrector), "fingerprint": corrector.fingerprint}
+        used = open_corrector(corrector)
+        checked = {"corrector": used, "fingerprint": used.fingerprint}
         own = {"model_name": model.model_name, "embed_batch_size": model.embed_batch_size}
         super().__init__(model=model, weight=weight, **(own | settings | checked))
 

@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.corrector import Corrector
+from nnnorm.corrector import Correction, Corrector, open_corrector
 from nnnorm.errors import NNNormError
-from nnnorm.integrations.vectors import check_corrector
 from nnnorm.ranking import search
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -23,8 +22,8 @@ Found: TypeAlias = tuple[list[list[float]], list[list[int]]]
 class CorrectedIndex:
     """An exact search by the corrected score, for MTEB."""
 
-    def __init__(self, corrector: Corrector | Callable[[FloatArray], Corrector]) -> None:
-        self._given = corrector if callable(corrector) else check_corrector(corrector)
+    def __init__(self, corrector: Correction | Callable[[FloatArray], Corrector]) -> None:
+        self._given = corrector if callable(corrector) else open_corrector(corrector)
         self.clear()
 
     def clear(self) -> None:
@@ -40,9 +39,7 @@ class CorrectedIndex:
             raise NNNormError(f"every document needs an id; got {len(rows)} and {len(idxs)} ids")
         if self._corrector is None:
             given = self._given
-            self._corrector = (
-                given if isinstance(given, Corrector) else check_corrector(given(rows))
-            )
+            self._corrector = open_corrector(given(rows) if callable(given) else given)
         start = sum(map(len, self._parts))
         self._parts.append(self._corrector.transform_items(rows))
         self._rows |= {own: start + n for n, own in enumerate(idxs)}

@@ -10,19 +10,8 @@ import numpy as np
 
 from nnnorm.bias import check_weight
 from nnnorm.corrector import Corrector
-from nnnorm.errors import NNNormError
 
 Vector = list[float]
-
-
-def check_corrector(corrector: object) -> Corrector:
-    """Return a corrector as it is; raise for anything else."""
-    if not isinstance(corrector, Corrector):
-        raise NNNormError(
-            "corrector must be a Corrector, from Corrector.fit or Corrector.load(path); got "
-            f"{type(corrector).__name__}"
-        )
-    return corrector
 
 
 def check_query_weight(weight: float | None) -> float | None:

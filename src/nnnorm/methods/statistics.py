@@ -267,14 +267,17 @@ class Statistics:
             }
 
     def _scan(self, scores: Scores, requests: list[_Mean | _Log]) -> None:
-        """Compute means and log-mean-exps of one bank; a single mean by the solver."""
-        first = requests[0]
-        if len(requests) == 1 and isinstance(first, _Mean) and self.solver != "exact":
-            evidence = self._evidence.get((first.reference_k, first.is_centered))
-            sample = None if evidence is None else evidence.sample
-            options = {"quality": self._quality, "sample": sample, **self.options}
-            reference_k = int(first.reference_k)
-            self._kept[first] = compute_means(self.solver, scores, reference_k, **options)
+        """Compute means and log-mean-exps of one bank: in one pass, or each mean by the solver."""
+        if self.solver not in ("auto", "exact") or (self.solver == "auto" and len(requests) == 1):
+            for request in requests:
+                if isinstance(request, _Mean):
+                    k = int(request.reference_k)
+                    evidence = self._evidence.get((k, request.is_centered))
+                    sample = None if evidence is None else evidence.sample
+                    options = {"quality": self._quality, "sample": sample, **self.options}
+                    self._kept[request] = compute_means(self.solver, scores, k, **options)
+            requests = [request for request in requests if request not in self._kept]
+        if not requests:
             return
         ks: dict[int, FloatArray] = {}
         betas: dict[float, FloatArray] = {}
@@ -312,6 +315,12 @@ class _Asked(Statistics):
                 f"solver {real.solver} computes means of the best references, which method "
                 f"{method.name} does not use; leave out solver"
             )
+
+    def __getattr__(self, name: str) -> Any:
+        raise NNNormError(
+            f"the formula of method {self._method.name} asks for {name}; it may use mean_of_best, "
+            "mean_of_all, log_mean_exp and transport"
+        )
 
     def mean_of_all(self) -> FloatArray:
         return np.zeros(1)
