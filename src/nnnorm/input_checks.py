@@ -92,7 +92,13 @@ def check_inputs(
             is_better = values > best
             nearest[is_better], best[is_better] = units[highest[is_better]], values[is_better]
     if repeats:
-        _warn_of_repeats(gallery, np.concatenate(hashes))
+        n_different = len(np.unique(np.concatenate(hashes)))
+        if n_read - n_different > _MOST_REPEATED * n_read:
+            sampled = "" if n_read == len(gallery) else " sampled"
+            warn(
+                f"{gallery.name} has {n_different:,} different rows among {n_read:,}{sampled}: "
+                "repeated items share their places, so R@K means little; remove the repeated rows"
+            )
     if not is_checked:
         return
     expected = n_sought * n_read / len(gallery)  # to be found if all references are gallery rows
@@ -124,16 +130,6 @@ def _read(gallery: Embeddings, n_read: int) -> Iterator[FloatArray]:
         return
     for start in np.linspace(0, len(gallery) - _RUN, n_read // _RUN).astype(np.int64).tolist():
         yield gallery.rows(start, start + _RUN)
-
-
-def _warn_of_repeats(gallery: Embeddings, hashes: npt.NDArray[np.uint64]) -> None:
-    n_rows, n_different = len(hashes), len(np.unique(hashes))
-    if n_rows - n_different > _MOST_REPEATED * n_rows:
-        part = "" if n_rows == len(gallery) else " sampled"
-        warn(
-            f"{gallery.name} has {n_different:,} different rows among {n_rows:,}{part}: repeated "
-            "items share their places, so R@K means little; remove the repeated rows"
-        )
 
 
 # --- items passed as past queries ----------------------------------------------------------------

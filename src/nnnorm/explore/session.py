@@ -326,7 +326,8 @@ class Session:
             self.unique.embeddings,
             queries=self.queries,
             truth=self.truth,
-            duplicates="keep",  # these are the unique ones
+            # These are the unique ones, and a bank says so itself.
+            duplicates="keep" if self.unique.embeddings.counts is None else "drop",
             grids={"nnn": grid},
         )
 
