@@ -42,8 +42,7 @@ from threadpoolctl import threadpool_limits
 import nnnorm
 from nnnorm.files import check_writable, write_whole
 from nnnorm.index import Backend, CorrectedIndex, Items, build_index, open_backend, open_index
-from nnnorm.index.backend import Layout
-from nnnorm.index.metadata import chunks
+from nnnorm.index.backend import Layout, chunks
 
 Record: TypeAlias = dict[str, Any]
 

@@ -404,11 +404,6 @@ class References:
         return len(self.embeddings)
 
     @property
-    def n_unique(self) -> int | None:
-        """Number of unique rows; None if every row is used."""
-        return None if self.counts is None else len(self.counts)
-
-    @property
     def params(self) -> dict[str, Any]:
         """What the `params` of a bias say about unique queries; nothing if every row is used."""
         sampled = {"references_sampled": True} if self.is_sample else {}

@@ -9,6 +9,7 @@ import pytest
 
 import nnnorm
 from nnnorm import DualSoftmax, NNNormError
+from nnnorm.cli.options import LINES
 from nnnorm.evaluation import compare, tune
 from nnnorm.evaluation.tuning import check_methods
 from nnnorm.methods import (
@@ -59,7 +60,9 @@ def test_a_new_method_needs_its_own_file_and_a_line_in_the_registry(shrunk, smal
 def test_every_list_of_methods_is_that_of_the_registry():
     names = [variant.name for kind in registry.METHODS for variant in kind.variants]
     assert list(METHOD_NAMES) == names == list(get_args(MethodName))
-    assert check_methods("all", True) == [name for name in names if name != "none"]
+    corrections = [name for name in names if name != "none"]
+    assert check_methods("all", True) == corrections
+    assert LINES["method"].help == f"{', '.join(corrections)}."
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -30,6 +30,8 @@ Metadata: TypeAlias = Mapping[str, Any]
 Mode = Literal["augmented", "column"]
 Metric = Literal["ip", "cosine"]
 Kind = Literal["integer", "float", "boolean", "text"]
+BATCH = 1000  # items read from an engine at once
+KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "float", str: "text"}
 _MOST = 2**31 - 1
 _O = TypeVar("_O", bound="Options")
 
@@ -42,6 +44,17 @@ class Items:
     vectors: FloatArray
     bias: FloatArray | None
     metadata: list[dict[str, Any]]
+
+    @classmethod
+    def read(
+        cls, ids: Sequence[Any], vectors: Any, metadata: list[dict[str, Any]], bias: Any = None
+    ) -> "Items":
+        """Make items of what an engine returned."""
+        if all(isinstance(own, int) and not isinstance(own, bool) for own in ids):
+            named: Ids = np.array(ids, dtype=np.int64)
+        else:
+            named = np.array([str(own) for own in ids])
+        return cls(named, np.asarray(vectors, dtype=np.float32), bias, metadata)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -58,6 +71,17 @@ class Hits:
     ids: Ids
     scores: FloatArray
     metadata: list[list[dict[str, Any]]] | None = None
+
+    @classmethod
+    def read(cls, rows: Sequence[Sequence[tuple[Any, float]]]) -> "Hits":
+        """Make hits of ``(id, score)`` pairs per query."""
+        widest = max(map(len, rows), default=0)
+        is_text = any(isinstance(own, str) for row in rows for own, _ in row[:1])
+        missing = ("" if is_text else -1, -np.inf)
+        full = [[*row, *[missing] * (widest - len(row))] for row in rows]
+        ids = np.array([own for row in full for own, _ in row], dtype=str if is_text else np.int64)
+        scores = np.array([score for row in full for _, score in row], dtype=np.float32)
+        return cls(ids.reshape(len(rows), widest), scores.reshape(len(rows), widest))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -266,6 +290,16 @@ class Backend(ABC):
                 error if shown else None
             )
 
+    def missing(self) -> NNNormError:
+        """Return the error of a version or collection that isn't there."""
+        return NNNormError(
+            f"there is no {self.name}, or not this version of it; check the name, or open it again"
+        )
+
+    def wrong_filter(self, given: object) -> NNNormError:
+        """Return the error of a filter that the engine can't read."""
+        return NNNormError(f"a filter of {self.engine} is {self.filters}; got {given!r:.60}")
+
     def secrets(self) -> list[str]:
         """Return what must not appear in a message."""
         return []
@@ -281,7 +315,11 @@ class Backend(ABC):
             path = self.lock_file()
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _lock(stack.enter_context(open(path, "ab")))
+                file = stack.enter_context(open(path, "ab"))
+                with contextlib.suppress(ImportError):  # Windows
+                    import fcntl
+
+                    fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
@@ -313,12 +351,11 @@ class ClientBackend(Backend):
                     client.close()
 
 
-def _lock(file: Any) -> None:
-    with contextlib.suppress(ImportError):  # Windows
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX)
-
-
 def _quote(error: Exception) -> str:
     return re.sub(r"\s+", " ", getattr(error, "message", None) or first_line(error)).strip()
+
+
+def chunks(values: Any, size: int) -> Iterator[Any]:
+    """Split something that can be sliced into parts of at most `size`."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]

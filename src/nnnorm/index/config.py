@@ -1,10 +1,12 @@
-"""`IndexConfig`: what an index knows about its correction, stored with each version.
+"""`IndexConfig`: what an index knows about its correction, and the checks of what is stored.
 
 It is the only place that calls a corrector's transforms. It also holds all that a search needs, so
 an index can be searched without its corrector.
 """
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -16,13 +18,18 @@ from nnnorm.bias import Bias, check_correction, check_weight
 from nnnorm.corrector import Corrector
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.index.backend import FloatArray, Items, Kind, Metric, Mode
+from nnnorm.index.backend import KINDS, FloatArray, Ids, Items, Kind, Metadata, Metric, Mode
 from nnnorm.ranking import warn_of_scale
+from nnnorm.tables import check_ids
 from nnnorm.version import __version__
 
 FORMAT = "nnnorm.index/2"
 # What a refresh leaves as it is.
 OF_THE_COLLECTION = ("mode", "metric", "string_ids", "columns", "created", "rotated")
+_LONGEST_ID = 1000
+_RESERVED = {"id", "embedding", "bias", "metadata", "key", "rowid", "vector", "distance", "score"}
+_MOST_COLUMNS = 50
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
 _FEW = 64  # rows that are checked without opening them as embeddings
 
 
@@ -108,7 +115,8 @@ class IndexConfig:
         """Return the vectors to store, and the bias column if there is one."""
         if self.mode == "column":
             return rows, values
-        return self._rotate(self._augmentation.extend_items(rows, values)), None
+        vectors = self._augmentation.extend_items(rows, values)
+        return (vectors @ _rotation(self.width) if self.rotated else vectors), None
 
     def restore_items(self, items: Items) -> Items:
         """Turn stored items into the rows that were given, and their bias."""
@@ -165,7 +173,8 @@ class IndexConfig:
         """Return what the engine is asked."""
         if self.mode == "column":
             return rows
-        return self._rotate(self._augmentation.extend_queries(rows, weight))
+        asked = self._augmentation.extend_queries(rows, weight)
+        return asked @ _rotation(self.width) if self.rotated else asked
 
     def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
         """Turn the engine's scores into corrected scores."""
@@ -176,9 +185,6 @@ class IndexConfig:
             norms = np.linalg.norm(asked.astype(np.float64), axis=1)[:, None]
             products = products * norms * self.radius
         return (products - weight * self.shift).astype(np.float32)
-
-    def _rotate(self, rows: FloatArray) -> FloatArray:
-        return rows @ _rotation(self.width) if self.rotated else rows
 
 
 @lru_cache(maxsize=4)
@@ -212,3 +218,97 @@ class CollectionInfo:
     mode: Mode
     can_roll_back: bool
     is_rolled_back: bool
+
+
+# --- ids and metadata that are given ---
+
+
+def check_item_ids(ids: Any, n_items: int | None = None) -> Ids:
+    """Return ids of items that every engine can hold, or raise."""
+    listed = np.array(ids, dtype=object)
+    for own in listed.ravel().tolist():
+        if isinstance(own, str) and not (0 < len(own) <= _LONGEST_ID and _is_text(own)):
+            raise NNNormError(
+                f"an id must be a whole number, or text without null characters; got {own!r:.60}"
+            )
+    return check_ids(ids, listed.size if n_items is None else n_items, name="the items")
+
+
+def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[dict[str, Any]]:
+    """Return plain JSON metadata per item, or raise before anything is written."""
+    if metadata is None:
+        return [{} for _ in range(n_items)]
+    entries = list(metadata)
+    if len(entries) != n_items:
+        raise NNNormError(
+            f"metadata must have one entry per item; got {len(entries):,} for {n_items:,} items"
+        )
+    checked = []
+    for row, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            raise NNNormError(
+                f"metadata of item {row} must be a mapping; got {type(entry).__name__}"
+            )
+        plain = {}
+        for key, value in entry.items():
+            if not isinstance(key, str) or not _is_text(key) or not key or key[:7] == "nnnorm_":
+                raise NNNormError(
+                    f"metadata keys must be text that doesn't begin with nnnorm_; item {row} has "
+                    f"{key!r:.60}"
+                )
+            plain[key] = _plain(value, f"metadata {key!r:.60} of item {row}")
+        checked.append(plain)
+    return checked
+
+
+def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(one, name) for one in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) and _is_text(key) for key in value):
+        return {key: _plain(one, name) for key, one in value.items()}
+    if value is None or isinstance(value, bool):
+        return value
+    fits = isinstance(value, int) and -(2**63) <= value < 2**63
+    fits = fits or (isinstance(value, float) and math.isfinite(value))
+    if not fits and not (isinstance(value, str) and _is_text(value)):
+        raise NNNormError(f"{name} must be a JSON value; got {value!r:.60}")
+    return value
+
+
+def _is_text(value: str) -> bool:
+    """Whether every engine can hold it: no null characters, no lone surrogates."""
+    return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def choose_columns(metadata: Iterable[Metadata]) -> dict[str, Kind]:
+    """Choose the keys that get a column: plain names whose values are of one kind."""
+    kinds: dict[str, set[Kind | None]] = {}
+    for entry in metadata:
+        for name, value in entry.items():
+            if value is not None:
+                kinds.setdefault(name, set()).add(KINDS.get(type(value)))
+    chosen: dict[str, Kind] = {}
+    taken = set(_RESERVED)
+    for name, found in kinds.items():
+        kind = found.pop() if len(found) == 1 else None
+        if kind is not None and _NAME.fullmatch(name) and name.lower() not in taken:
+            chosen[name] = kind
+            taken.add(name.lower())
+        if len(chosen) == _MOST_COLUMNS:
+            break
+    return chosen
+
+
+def make_plain(value: Any) -> Any:
+    """Turn a value of an application's own collection into JSON: dates and the like are text."""
+    if isinstance(value, Mapping):
+        return {str(key): make_plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set, np.ndarray)):
+        return [make_plain(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -21,15 +21,22 @@ from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Layout, Metadata, Mode
-from nnnorm.index.config import OF_THE_COLLECTION, CollectionInfo, IndexConfig, bias_values
+from nnnorm.index.config import (
+    OF_THE_COLLECTION,
+    CollectionInfo,
+    IndexConfig,
+    bias_values,
+    check_item_ids,
+    check_metadata,
+    choose_columns,
+    make_plain,
+)
 from nnnorm.index.engines import open_backend
-from nnnorm.index.metadata import check_metadata, choose_columns, is_text, make_plain
 from nnnorm.tables import check_ids
 
 _BATCH = 4096  # items given their bias at once
 _SAMPLE = 65_536  # vectors that an engine may train on
 _ATTEMPTS = 5
-_LONGEST_ID = 1000
 
 
 class _State(NamedTuple):
@@ -237,7 +244,7 @@ class CorrectedIndex:
         named = items.ids if ids is None else ids
         if named is None:
             raise NNNormError("new items need ids; pass ids=, one per row")
-        given = _check_ids(named, len(items))
+        given = check_item_ids(named, len(items))
         entries = check_metadata(metadata, len(items))
         values = corrector.bias_for(items).values
         with self._writing(given, opened) as (version, config):
@@ -252,7 +259,7 @@ class CorrectedIndex:
 
     def delete(self, ids: Any) -> None:
         """Delete items by their ids, all of which must be in the index."""
-        given = _check_ids(ids)
+        given = check_item_ids(ids)
         with self._writing(given, self.config) as (version, _):
             there = self.backend.present(version, given)
             if not there.all():
@@ -264,7 +271,7 @@ class CorrectedIndex:
 
     def present(self, ids: Any) -> Any:
         """Return which of these ids are in the index, shape ``(n_ids,)``."""
-        given = _check_ids(ids)
+        given = check_item_ids(ids)
         version, config = self._state
         if (given.dtype.kind == "U") != config.string_ids:
             return np.zeros(len(given), dtype=bool)
@@ -455,7 +462,7 @@ def build_index(
     backend, used = open_backend(url), open_corrector(corrector)
     items = used.open(gallery, "gallery")
     named = items.ids if ids is None else ids
-    given = np.arange(len(items)) if named is None else _check_ids(named, len(items))
+    given = np.arange(len(items)) if named is None else check_item_ids(named, len(items))
     entries = check_metadata(metadata, len(items))
     values = bias_values(used, items)
 
@@ -615,13 +622,3 @@ def _keep_only(backend: Backend, *kept: str) -> None:
     for version in backend.versions():
         if version not in kept:
             backend.drop(version)
-
-
-def _check_ids(ids: Any, n_items: int | None = None) -> Ids:
-    listed = np.array(ids, dtype=object)
-    for own in listed.ravel().tolist():
-        if isinstance(own, str) and not (0 < len(own) <= _LONGEST_ID and is_text(own)):
-            raise NNNormError(
-                f"an id must be a whole number, or text without null characters; got {own!r:.60}"
-            )
-    return check_ids(ids, listed.size if n_items is None else n_items, name="the items")

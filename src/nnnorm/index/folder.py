@@ -32,8 +32,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 from nnnorm.files import check_regular, write_whole
-from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Layout
-from nnnorm.index.metadata import BATCH, chunks
+from nnnorm.index.backend import BATCH, Backend, FloatArray, Hits, Ids, Items, Layout, chunks
 
 Labels = npt.NDArray[np.int64]
 _REFINED = 4  # times k items that an engine of few bits finds first
@@ -319,7 +318,7 @@ class FolderBackend(Backend):
         elif callable(given):
             kept = [bool(given(dict(loaded.metadata[label]))) for label in labels]
         elif isinstance(given, str) or not hasattr(given, "__iter__"):
-            raise NNNormError(f"a filter of {self.engine} is {self.filters}; got {given!r:.60}")
+            raise self.wrong_filter(given)
         else:
             known = loaded.label_of.keys() & set(given)
             return np.array(sorted(loaded.label_of[own] for own in known), dtype=np.int64)
@@ -355,7 +354,7 @@ class FolderBackend(Backend):
         folder = Path(self.address, version)
         stored = self._read_signed(folder / "config.json") if self.address else None
         if stored is None:
-            raise NNNormError(f"{self.name} has no version {version}; open it again")
+            raise self.missing()
         config = stored["config"]
         try:
             for name, digest in stored["digests"].items():
@@ -369,7 +368,7 @@ class FolderBackend(Backend):
             width = config["dim"] + 2  # in mode "augmented"
             index = self._load(folder / "index", width)
         except FileNotFoundError:
-            raise NNNormError(f"{self.name} has no version {version}; open it again") from None
+            raise self.missing() from None
         return Loaded(index, width, ids, alive, metadata, rows, config)
 
     def _damaged(self, version: str) -> NNNormError:
@@ -382,7 +381,4 @@ def _digest(path: Path, *, sync: bool = False) -> str:
     with open(path, "rb") as file:
         if sync:
             os.fsync(file.fileno())
-        digest = hashlib.blake2b()
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "blake2b").hexdigest()

@@ -4,9 +4,11 @@ Every version is a collection of its own, ``photos_v2_1f0c9a``. The name ``photo
 the served one, or a record that names it.
 """
 
+import json
 import os
 import re
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +16,7 @@ from urllib.parse import urlsplit
 
 from nnnorm.errors import NNNormError
 from nnnorm.files import show_url
-from nnnorm.index.backend import ClientBackend, Options
+from nnnorm.index.backend import ClientBackend, Metadata, Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,3 +141,16 @@ def _check_server(address: str) -> None:
         f"{show_url(address)} isn't the address of a server ({reason}); expected //host:port, "
         "with a port from 1 to 65535"
     )
+
+
+def split_fields(entry: Metadata, is_field: Callable[[str, Any], bool]) -> dict[str, Any]:
+    """Return the fields that an engine can hold, and the others as JSON in one more field."""
+    known = {name: value for name, value in entry.items() if is_field(name, value)}
+    rest = {name: value for name, value in entry.items() if name not in known}
+    return known | ({"nnnorm_json": json.dumps(rest)} if rest else {})
+
+
+def join_fields(fields: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Undo `split_fields`; other fields of nnnorm are left out."""
+    known = {name: value for name, value in (fields or {}).items() if name[:7] != "nnnorm_"}
+    return known | json.loads((fields or {}).get("nnnorm_json") or "{}")

@@ -7,7 +7,7 @@ photos                                           a view of the served version, i
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -16,6 +16,8 @@ import numpy as np
 
 from nnnorm.errors import NNNormError
 from nnnorm.index.backend import (
+    BATCH,
+    KINDS,
     ClientBackend,
     FloatArray,
     Hits,
@@ -23,10 +25,11 @@ from nnnorm.index.backend import (
     Items,
     Kind,
     Layout,
+    Metadata,
     Mode,
     Options,
+    chunks,
 )
-from nnnorm.index.metadata import BATCH, chunks, gather, join_columns, split_columns, to_ids
 
 _LISTED = 500  # ids in one statement
 
@@ -170,7 +173,7 @@ class SqlBackend(ClientBackend):
         if version not in self._layouts:
             config = self.read_config(version)
             if config is None:
-                raise NNNormError(f"{self.name} has no version {version}; open the index again")
+                raise self.missing()
             width = config["dim"] + 2 * (config["mode"] == "augmented")
             nothing = np.empty((0, width), dtype=np.float32)
             about = config["mode"], config["string_ids"], config["columns"]
@@ -236,12 +239,10 @@ class SqlBackend(ClientBackend):
         where = ""
         if filter is not None:
             if not isinstance(filter, str) or not filter.strip():
-                raise NNNormError(
-                    f"a filter of {self.engine} is {self.filters}; got {filter!r:.60}"
-                )
+                raise self.wrong_filter(filter)
             where = f"WHERE ({filter})"
         rows = [self._select(version, vector, k, where, weight) for vector in vectors]
-        return gather(rows)
+        return Hits.read(rows)
 
     def scan(self, version: str | None) -> Iterator[Items]:
         if version is None:
@@ -254,7 +255,7 @@ class SqlBackend(ClientBackend):
             ids, vectors, bias, *known = zip(*rows, strict=True)
             entries = [join_columns(columns, values) for values in zip(*known, strict=True)]
             values = None if bias[0] is None else np.array(bias, dtype=np.float32)
-            yield Items(to_ids(ids), self._decode(vectors, width), values, entries)
+            yield Items.read(ids, self._decode(vectors, width), entries, values)
             last = [ids[-1]]
 
     def _scan_after(self, version: str, listed: str, last: list[Any]) -> list[tuple[Any, ...]]:
@@ -286,9 +287,29 @@ class SqlBackend(ClientBackend):
                 dict(zip(others, values, strict=True)) for values in zip(*known, strict=True)
             ]
             width = len(vectors[0]) // (4 if isinstance(vectors[0], bytes) else 1)
-            yield Items(to_ids(ids), self._decode(vectors, width), None, entries or [{}] * len(ids))
+            yield Items.read(ids, self._decode(vectors, width), entries or [{}] * len(ids))
 
 
 def quote_name(name: str) -> str:
     """Quote the name of a table or column; a schema before a dot is quoted by itself."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))
+
+
+def split_columns(entry: Metadata, columns: Mapping[str, Kind]) -> list[Any]:
+    """Return the values of the columns, then the rest as JSON, or None if nothing is left."""
+    rest, values = dict(entry), []
+    for name, kind in columns.items():
+        fits = name in rest and KINDS.get(type(rest[name])) == kind
+        values.append(rest.pop(name) if fits else None)
+    return [*values, json.dumps(rest) if rest else None]
+
+
+def join_columns(columns: Mapping[str, Kind], values: Sequence[Any]) -> dict[str, Any]:
+    """Undo `split_columns`."""
+    *known, rest = values
+    entry = {
+        name: bool(value) if kind == "boolean" else value
+        for (name, kind), value in zip(columns.items(), known, strict=True)
+        if value is not None
+    }
+    return entry | (json.loads(rest) if isinstance(rest, str) else rest or {})

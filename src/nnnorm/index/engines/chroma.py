@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
-
-from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout, whole
-from nnnorm.index.metadata import BATCH, chunks, gather, join_fields, split_fields, to_ids
-from nnnorm.index.server import ServerBackend, ServerOptions
+from nnnorm.errors import require
+from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, whole
+from nnnorm.index.server import ServerBackend, ServerOptions, join_fields, split_fields
 
 _MOST = 5000  # items in one request: its SQLite takes about 32,000 values
 _SERVED = "nnnorm_served"
@@ -55,13 +52,13 @@ class ChromaBackend(ServerBackend):
         )
 
     def _found(self, version: str | None) -> Any:
-        missing = require("chromadb.errors", "chroma").NotFoundError
+        return self._get(self._name(version))
+
+    def _get(self, name: str) -> Any:
         try:
-            return self.client.get_collection(self._name(version), embedding_function=None)
-        except missing:
-            raise NNNormError(
-                f"there is no {self.name}; check the name, or open it again"
-            ) from None
+            return self.client.get_collection(name, embedding_function=None)
+        except require("chromadb.errors", "chroma").NotFoundError:
+            raise self.missing() from None
 
     # --- versions ---
 
@@ -75,11 +72,11 @@ class ChromaBackend(ServerBackend):
         return found
 
     def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
-        found = self.client.get_collection(name, embedding_function=None)
+        found = self._get(name)
         found.modify(metadata={**found.metadata, "nnnorm": json.dumps(config)})
 
     def _read_config(self, name: str) -> dict[str, Any] | None:
-        found = self.client.get_collection(name, embedding_function=None)
+        found = self._get(name)
         stored: dict[str, Any] | None = json.loads(found.metadata.get("nnnorm") or "null")
         return stored
 
@@ -153,7 +150,7 @@ class ChromaBackend(ServerBackend):
             )
             for ids, distances in zip(hits["ids"], hits["distances"], strict=True):
                 rows.append([(own(i), 1 - d) for i, d in zip(ids, distances, strict=True)])
-        return gather(rows)
+        return Hits.read(rows)
 
     def scan(self, version: str | None) -> Iterator[Items]:
         found = self._found(version)
@@ -166,8 +163,7 @@ class ChromaBackend(ServerBackend):
                 join_fields(entry) | ({} if text is None else {"chroma_document": text})
                 for entry, text in zip(rows["metadatas"], rows["documents"], strict=True)
             ]
-            vectors = np.array(rows["embeddings"], dtype=np.float32)
-            yield Items(to_ids(list(map(own, rows["ids"]))), vectors, None, entries)
+            yield Items.read(list(map(own, rows["ids"])), rows["embeddings"], entries)
 
 
 def _is_field(name: str, value: Any) -> bool:

@@ -15,17 +15,13 @@ from typing import Any, Literal
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Kind, Layout, Options, whole
-from nnnorm.index.metadata import BATCH, chunks, gather, join_columns, split_columns, to_ids
+from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, Options, chunks, whole
 from nnnorm.index.server import ServerBackend
+from nnnorm.index.sql import join_columns, split_columns
 
 _SERVED = "nnnorm_served"
-_KINDS: dict[str, Kind] = {  # of the types of Arrow
-    "int64": "integer",
-    "double": "float",
-    "bool": "boolean",
-    "string": "text",
-}
+# Of the types of Arrow.
+_KINDS = {"int64": "integer", "double": "float", "bool": "boolean", "string": "text"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +76,7 @@ class LancedbBackend(ServerBackend):
         except (ValueError, FileNotFoundError) as error:
             if "not found" not in str(error):
                 raise
-            raise NNNormError(
-                f"there is no {self.name}; check the name, or open it again"
-            ) from None
+            raise self.missing() from None
 
     # --- versions ---
 
@@ -183,7 +177,7 @@ class LancedbBackend(ServerBackend):
                 found = asked.bypass_vector_index().to_arrow()
             scores = [1 - distance for distance in found["_distance"].to_pylist()]
             rows.append(list(zip(found["id"].to_pylist(), scores, strict=True)))
-        return gather(rows)
+        return Hits.read(rows)
 
     def scan(self, version: str | None) -> Iterator[Items]:
         table = self._table(self._name(version))
@@ -195,16 +189,16 @@ class LancedbBackend(ServerBackend):
             )
         for batch in table.search().to_batches(batch_size=BATCH):
             rows = batch.to_pylist()
-            ids = to_ids([row.pop(own) for row in rows])
-            vectors = np.array([row.pop(vector) for row in rows], dtype=np.float32)
+            ids = [row.pop(own) for row in rows]
+            vectors = [row.pop(vector) for row in rows]
             if version:
                 columns = _columns(table.schema)
                 rows = [join_columns(columns, list(row.values())) for row in rows]
-            if len(ids):
-                yield Items(ids, vectors, None, rows)
+            if ids:
+                yield Items.read(ids, vectors, rows)
 
 
-def _columns(schema: Any) -> dict[str, Kind]:
+def _columns(schema: Any) -> dict[str, Any]:
     """The columns with metadata; the other fields are id, vector and the rest of the metadata."""
     return {field.name: _KINDS[str(field.type)] for field in list(schema)[2:-1]}
 

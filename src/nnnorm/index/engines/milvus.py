@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
-
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout, whole
-from nnnorm.index.metadata import BATCH, chunks, gather, join_fields, split_fields, to_ids
-from nnnorm.index.server import ServerBackend, ServerOptions
+from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, whole
+from nnnorm.index.server import ServerBackend, ServerOptions, join_fields, split_fields
 
 _NUMBERS = 4_000_000  # in one request: a server takes 64 MB at most
 _LONGEST = 65_535
@@ -173,7 +170,7 @@ class MilvusBackend(ServerBackend):
                 **_STRONG,
             )
             rows += [list(zip(row.ids, row.distances, strict=True)) for row in found]
-        return gather(rows)
+        return Hits.read(rows)
 
     def scan(self, version: str | None) -> Iterator[Items]:
         name = self._loaded(version)
@@ -184,9 +181,9 @@ class MilvusBackend(ServerBackend):
         pages = self.client.query_iterator(name, batch_size=BATCH, output_fields=["*"], **_STRONG)
         try:
             while rows := pages.next():
-                ids = to_ids([row[key] for row in rows])
-                stored = np.array([row[wanted] for row in rows], dtype=np.float32)
-                yield Items(ids, stored, None, [_to_metadata(row, key, *vectors) for row in rows])
+                entries = [_to_metadata(row, key, *vectors) for row in rows]
+                stored = [row[wanted] for row in rows]
+                yield Items.read([row[key] for row in rows], stored, entries)
         finally:
             pages.close()
 

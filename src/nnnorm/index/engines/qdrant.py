@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-import numpy as np
-
-from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout, whole
-from nnnorm.index.metadata import BATCH, chunks, gather, join_fields, to_ids
-from nnnorm.index.server import ServerBackend, ServerOptions
+from nnnorm.errors import require
+from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, whole
+from nnnorm.index.server import ServerBackend, ServerOptions, join_fields
 
 _NUMBERS = 1_000_000  # in one request: a server takes 32 MB at most
 _ID = "nnnorm_id"
@@ -157,14 +154,14 @@ class QdrantBackend(ServerBackend):
         ]
         answers = self.client.query_batch_points(self._name(version), requests)
         rows = [[(_own_id(hit), hit.score) for hit in answer.points] for answer in answers]
-        return gather(rows)
+        return Hits.read(rows)
 
     def _filter(self, filter: Any) -> Any:
         try:
             given = json.loads(filter) if isinstance(filter, str) else filter
             return self._models.Filter(**given) if isinstance(given, Mapping) else given
         except ValueError:
-            raise NNNormError(f"a filter of qdrant is {self.filters}; got {filter!r:.60}") from None
+            raise self.wrong_filter(filter) from None
 
     def scan(self, version: str | None) -> Iterator[Items]:
         offset, is_first = None, True
@@ -174,9 +171,9 @@ class QdrantBackend(ServerBackend):
             )
             is_first = False
             if points:
-                vectors = np.array([self._vector(one.vector) for one in points], dtype=np.float32)
+                vectors = [self._vector(one.vector) for one in points]
                 entries = [join_fields(one.payload) for one in points]
-                yield Items(to_ids([_own_id(one) for one in points]), vectors, None, entries)
+                yield Items.read([_own_id(one) for one in points], vectors, entries)
 
     def _vector(self, vector: Any) -> Any:
         if not isinstance(vector, dict):

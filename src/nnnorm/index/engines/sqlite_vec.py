@@ -14,8 +14,7 @@ import numpy as np
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.files import check_regular
-from nnnorm.index.backend import FloatArray, Ids, Kind, Layout
-from nnnorm.index.metadata import BATCH
+from nnnorm.index.backend import BATCH, FloatArray, Ids, Kind, Layout
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 
 
