@@ -25,15 +25,7 @@ import numpy.typing as npt
 from nnnorm.augmentation import Augmentation, bound_augmentation
 from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias, Popularity, check_correction, check_weight
-from nnnorm.dedup import (
-    Duplicates,
-    References,
-    count_params,
-    count_references,
-    drop_copies,
-    is_sample,
-    used_rows,
-)
+from nnnorm.dedup import Duplicates, References, drop_copies
 from nnnorm.embeddings import (
     Embeddings,
     FloatArray,
@@ -230,32 +222,33 @@ class Corrector:
             gallery, references, gallery_references, solver, quality, normalize
         )
         duplicates = method.duplicates_for(past, duplicates)
+        own = None
         if recent is None:
             check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
-            used = drop_copies(past, duplicates, progress)
-            rows, n_given, counted = used_rows(used), count_references(used), count_params(used)
         else:
             own = open_embeddings(recent, name="recent", normalize=normalize)
             check_like_norms(own.name, own.norm_range, past.norm_range, "references")
             if not allow_gallery_rows:
                 check_inputs(items, past, compare=False, repeats=False)
                 warn_of_items(past, items, own)
-            used = drop_copies(past, duplicates, progress)
-            rows, n_given, counted = _join_recent(used, own, duplicates)
-        bank = _open_kept(_round_to_half(np.asarray(rows)), "references", items.normalized)
+        used, about = drop_copies(past, duplicates, progress), dict[str, Any]()
+        if own is not None:
+            used, about = _join_recent(used, own, duplicates)
+        kept = _round_to_half(np.asarray(used.embeddings))
+        bank = _open_kept(kept, "references", items.normalized)
         if second is not None:
             kept = _round_to_half(np.asarray(second))
             second = _open_kept(kept, "gallery_references", items.normalized)
         statistics = Statistics.of_embeddings(
             items,
-            bank,
+            replace(used, embeddings=bank, fingerprint=bank.fingerprint),
             second,
             solver=solver,
             quality=quality,
             memory_budget=memory_budget,
             progress=progress,
         )
-        statistics.provenance["n_references"], statistics.counted = n_given, counted
+        statistics.counted |= about
         resolved, chosen = method.resolve(statistics)
         bias = resolved.make_bias(statistics, chosen)
         warn_of_mismatch(bias)
@@ -761,19 +754,16 @@ def check_method(method: Method) -> None:
 
 def _join_recent(
     used: References, recent: Embeddings, duplicates: Duplicates
-) -> tuple[Embeddings, int, dict[str, Any]]:
+) -> tuple[References, dict[str, Any]]:
     """The recent queries alone if the references don't match them, otherwise both."""
-    bank = used_rows(used)
-    z = mismatch_z(bank, recent)
+    z = mismatch_z(used.embeddings, recent)
     if z > MISMATCH_Z:
         alone = drop_copies(recent, duplicates)
-        params = {**count_params(alone), "past_queries": "recent", "mismatch_z": z}
-        return used_rows(alone), len(recent), params
-    both = drop_copies(recent.joined(bank), duplicates)
-    sampled = {"references_sampled": True} if is_sample(used) else {}
-    chosen = {"past_queries": "both", "mismatch_z": None if math.isnan(z) else z}
-    params = {**count_params(both), **sampled, **chosen}
-    return used_rows(both), count_references(used) + len(recent), params
+        return alone, {"past_queries": "recent", "mismatch_z": z}
+    both = drop_copies(recent.joined(used.embeddings), duplicates)
+    n_given = used.n_given + len(recent)
+    about = {"past_queries": "both", "mismatch_z": None if math.isnan(z) else z}
+    return replace(both, n_given=n_given, is_sample=used.is_sample), about
 
 
 def _round_to_half(rows: FloatArray) -> Rows:

@@ -388,29 +388,29 @@ def _joined(parts: list[Any]) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class UniqueRows:
-    """The unique rows of past queries."""
+class References:
+    """The past queries that a method is fitted on: every row, or the unique ones."""
 
     embeddings: Embeddings
-    rows: IntArray
-    counts: IntArray
-    n_rows: int
+    n_given: int
     fingerprint: str
+    # Of unique rows: their numbers among the given rows, and how many rows each stands for.
+    rows: IntArray | None = None
+    counts: IntArray | None = None
+    # Whether these are a random sample of more unique rows.
+    is_sample: bool = False
 
     def __len__(self) -> int:
         return len(self.embeddings)
 
     @property
-    def is_sample(self) -> bool:
-        """Whether these are a random sample of more unique rows."""
-        return int(self.counts.sum()) < self.n_rows
+    def params(self) -> dict[str, Any]:
+        """What the `params` of a bias say about unique queries; nothing if every row is used."""
+        sampled = {"references_sampled": True} if self.is_sample else {}
+        return {} if self.counts is None else {"n_unique": len(self), **sampled}
 
 
-# What a method is fitted on: all rows, or the unique ones.
-References: TypeAlias = Embeddings | UniqueRows
-
-
-def unique_rows(references: Embeddings, progress: Progress | None = None) -> UniqueRows:
+def unique_rows(references: Embeddings, progress: Progress | None = None) -> References:
     """Find the unique rows of past queries."""
     if len(references) <= _EXACT_ROWS:
         originals = find_originals(references.rows(0, len(references)))
@@ -422,8 +422,8 @@ def unique_rows(references: Embeddings, progress: Progress | None = None) -> Uni
         rows, counts = rows[order], counts[order]
         if len(rows) <= _FEW_ROWS or _count_near_copies(references, rows) >= _FEW_COPIES:
             rows, counts = _search(references, progress)
-    kept_rows = references if len(rows) == len(references) else references.subset(rows)
-    return UniqueRows(kept_rows, rows, counts, len(references), references.fingerprint)
+    kept = references if len(rows) == len(references) else references.subset(rows)
+    return References(kept, len(references), references.fingerprint, rows, counts)
 
 
 def find_originals(rows: FloatArray) -> IntArray:
@@ -480,50 +480,31 @@ def drop_copies(
     if duplicates not in ("drop", "keep"):
         raise NNNormError(f"duplicates must be 'drop' or 'keep'; got {duplicates!r}")
     if references.counts is None and duplicates == "keep":
-        return references
+        return References(references, len(references), references.fingerprint)
     if references.counts is None:
         unique = unique_rows(references, progress)
     elif duplicates == "drop":
-        everything, n_rows = np.arange(len(references)), references.n_queries
-        unique = UniqueRows(
-            references, everything, references.counts, n_rows, references.fingerprint
+        unique = References(
+            references,
+            references.n_queries,
+            references.fingerprint,
+            np.arange(len(references)),
+            references.counts,
+            is_sample=int(references.counts.sum()) < references.n_queries,
         )
     else:
         raise NNNormError(
             "a bank keeps every unique query once, so it has no duplicates to keep; leave out "
             'duplicates, or give the queries themselves with duplicates="keep"'
         )
-    if not unique.is_sample and len(unique) < min(_FEW_UNIQUE, unique.n_rows / 10):
+    if not unique.is_sample and len(unique) < min(_FEW_UNIQUE, unique.n_given / 10):
         warn(
-            f"only {len(unique):,} of the {unique.n_rows:,} rows of {unique.embeddings.name} are "
+            f"only {len(unique):,} of the {unique.n_given:,} rows of {unique.embeddings.name} are "
             f"unique queries: the others have a cosine above {NEAR_COPY} with one of these and "
             "count as copies; if your model puts different queries this close together, pass the "
             'queries themselves with duplicates="keep" (--duplicates keep)'
         )
     return unique
-
-
-def used_rows(references: References) -> Embeddings:
-    """The rows that a method is fitted on."""
-    return references.embeddings if isinstance(references, UniqueRows) else references
-
-
-def count_references(references: References) -> int:
-    """Number of past queries that were given, copies included."""
-    return references.n_rows if isinstance(references, UniqueRows) else len(references)
-
-
-def is_sample(references: References) -> bool:
-    """Whether the rows are a random sample of more unique rows."""
-    return isinstance(references, UniqueRows) and references.is_sample
-
-
-def count_params(references: References) -> dict[str, Any]:
-    """What the `params` of a bias say about unique queries; nothing if every row is used."""
-    if not isinstance(references, UniqueRows):
-        return {}
-    sampled = {"references_sampled": True} if references.is_sample else {}
-    return {"n_unique": len(references)} | sampled
 
 
 def describe_unique(n_unique: int, sampled: bool = False) -> str:

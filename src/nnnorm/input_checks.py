@@ -1,7 +1,7 @@
 """Checks of galleries and past queries that would give a wrong correction in silence.
 
 - Past queries that are rows of the gallery, exactly or nearly, and repeated items (`check_inputs`).
-- Past queries that are other items, such as photos where texts were meant (`are_items`). Three
+- Past queries that are other items, such as photos where texts were meant (`warn_of_items`). Three
   scores of each row are compared with those of the items: how much of the row the items don't span,
   how close its nearest items are, and on which side of the two means it lies. If none of the three
   tells the rows from items, they are items, or of a kind that can't be told from items. Queries, if
@@ -13,7 +13,6 @@ Figures: `benchmarks/mismatch.py`.
 
 import itertools
 import math
-from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -81,7 +80,11 @@ def check_inputs(
     sought = as_units(references.take(places)) if is_checked else np.empty((0, gallery.dim))
     best, nearest = np.full(len(sought), -np.inf, dtype=np.float32), np.zeros_like(sought)
     hashes = []
-    for block in _read(gallery, n_read):
+    blocks = gallery.blocks()
+    if n_read < len(gallery):
+        starts = np.linspace(0, len(gallery) - _RUN, n_read // _RUN).astype(np.int64).tolist()
+        blocks = ((start, gallery.rows(start, start + _RUN)) for start in starts)
+    for _, block in blocks:
         if repeats:
             hashes.append(hash_rows(block))
         if len(sought):
@@ -92,7 +95,13 @@ def check_inputs(
             is_better = values > best
             nearest[is_better], best[is_better] = units[highest[is_better]], values[is_better]
     if repeats:
-        _warn_of_repeats(gallery, np.concatenate(hashes))
+        n_different = len(np.unique(np.concatenate(hashes)))
+        if n_read - n_different > _MOST_REPEATED * n_read:
+            sampled = "" if n_read == len(gallery) else " sampled"
+            warn(
+                f"{gallery.name} has {n_different:,} different rows among {n_read:,}{sampled}: "
+                "repeated items share their places, so R@K means little; remove the repeated rows"
+            )
     if not is_checked:
         return
     expected = n_sought * n_read / len(gallery)  # to be found if all references are gallery rows
@@ -116,24 +125,6 @@ def check_inputs(
         )
     elif compare:
         warn_of_items(references, gallery)
-
-
-def _read(gallery: Embeddings, n_read: int) -> Iterator[FloatArray]:
-    if n_read == len(gallery):
-        yield from (block for _, block in gallery.blocks())
-        return
-    for start in np.linspace(0, len(gallery) - _RUN, n_read // _RUN).astype(np.int64).tolist():
-        yield gallery.rows(start, start + _RUN)
-
-
-def _warn_of_repeats(gallery: Embeddings, hashes: npt.NDArray[np.uint64]) -> None:
-    n_rows, n_different = len(hashes), len(np.unique(hashes))
-    if n_rows - n_different > _MOST_REPEATED * n_rows:
-        part = "" if n_rows == len(gallery) else " sampled"
-        warn(
-            f"{gallery.name} has {n_different:,} different rows among {n_rows:,}{part}: repeated "
-            "items share their places, so R@K means little; remove the repeated rows"
-        )
 
 
 # --- items passed as past queries ----------------------------------------------------------------
@@ -169,18 +160,12 @@ def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | N
         of_rows[2] /= 2
         effect = np.array([abs(share[0] - 0.5), abs(share[1] - 0.5), share[2] - 0.5])
         variance = np.maximum(of_rows + of_items / len(found), least)
-        if _clearest(effect, variance) > _CLEAR:
+        if (effect / np.sqrt(variance)).max() > _CLEAR:
             break
     return effect, variance
 
 
-def _clearest(effects: Doubles, variances: Doubles) -> float:
-    return float((effects / np.sqrt(variances)).max())
-
-
-def are_items(
-    references: Embeddings, gallery: Embeddings, queries: Embeddings | None = None
-) -> bool:
+def _are_items(references: Embeddings, gallery: Embeddings, queries: Embeddings | None) -> bool:
     """Whether references can't be told from items; with queries, whether those can be."""
     places = np.linspace(0, len(gallery) - 1, 256).astype(np.int64)
     mean = as_units(gallery.take(places)).mean(axis=0)
@@ -191,7 +176,10 @@ def are_items(
     if limit == _ELSEWHERE and queries is None and n_rows < _MANY:
         limit = _FEW_ELSEWHERE
     compared = _compare(references, gallery)
-    if compared is None or _clearest(*compared) >= limit:
+    if compared is None:
+        return False
+    effect, variance = compared
+    if (effect / np.sqrt(variance)).max() >= limit:
         return False
     if queries is None:
         return True
@@ -200,7 +188,7 @@ def are_items(
         return False
     # On the score that tells queries from items best, do the references differ from the queries?
     best = (real[0] / np.sqrt(real[1])).argmax()
-    differ = (real[0] - compared[0]) / np.sqrt(real[1] + compared[1])
+    differ = (real[0] - effect) / np.sqrt(real[1] + variance)
     return bool(differ[best] > QUERIES_Z)
 
 
@@ -208,7 +196,7 @@ def warn_of_items(
     references: Embeddings, gallery: Embeddings, queries: Embeddings | None = None
 ) -> bool:
     """Warn if references are items, and return whether they are."""
-    if not are_items(references, gallery, queries):
+    if not _are_items(references, gallery, queries):
         return False
     name = references.name
     if queries is None:

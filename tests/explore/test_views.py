@@ -239,6 +239,12 @@ def test_the_bank_counts_its_unique_queries_and_copies(views, session):
     assert found["mismatch_z"] < found["mismatch_limit"]
 
 
+def test_a_bank_can_be_explored_and_tuned(material):
+    bank = nnnorm.Bank.of(material.references.rows(0, 300), max_references=100)
+    session = Session(replace(material, references=bank.embeddings()))
+    assert session.tuning.result().n_references == 300
+
+
 @pytest.mark.slow
 def test_drift_is_shown_if_a_corrector_is_given_and_it_can_be_measured(material):
     corrector = nnnorm.Corrector.fit(material.gallery, material.references)

@@ -15,7 +15,7 @@ import numpy as np
 
 from nnnorm.bank import Bank, open_gallery_references, open_references
 from nnnorm.bias import Bias
-from nnnorm.dedup import Duplicates, References, count_params, count_references, drop_copies
+from nnnorm.dedup import Duplicates, References, drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
@@ -197,8 +197,8 @@ def compare(
     results = study.run(names, used, gallery_bank, grids)
     return Comparison(
         results=(study.uncorrected, *results),
-        n_references=count_references(used),
-        **count_params(used),
+        n_references=used.n_given,
+        **used.params,
         **study.about,
     )
 
@@ -281,8 +281,7 @@ def ablate(
             bank = whole if size == len(whole) else whole.subset(np.sort(order[:size]))
             used = drop_copies(bank, duplicates, progress)
             tuned, automatic = study.run([NNN().name], used, with_automatic=True)
-            counts = count_params(used)
-            rows.append(AblationRow(name, float(share), size, tuned, automatic, **counts))
+            rows.append(AblationRow(name, float(share), size, tuned, automatic, **used.params))
     return Ablation(study.uncorrected, tuple(rows), **study.about)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector, open_corrector
-from nnnorm.dedup import NEAR_COPY, drop_copies, used_rows
+from nnnorm.dedup import NEAR_COPY, drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet, warn
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness, places_to_count
@@ -183,7 +183,7 @@ def _refit(corrector: Corrector, queries: Embeddings, items: Embeddings) -> Bias
     second = corrector.bank_of_items if method.gallery_bank != "unused" else None
     return method.fit(
         items,
-        used_rows(used),
+        used.embeddings,
         gallery_references=second,
         duplicates="keep",
         allow_gallery_rows=True,

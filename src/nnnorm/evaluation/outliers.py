@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references
 from nnnorm.corrector import Corrector, open_corrector
-from nnnorm.dedup import as_units, drop_copies, used_rows
+from nnnorm.dedup import as_units, drop_copies
 from nnnorm.embeddings import (
     Embeddings,
     FloatArray,
@@ -230,7 +230,7 @@ def scan(
         items = open_valid(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
         check_same_norms(items.embeddings, past, normalize=normalize)
-        bank = used_rows(drop_copies(past, "drop", progress))
+        bank = drop_copies(past, "drop", progress).embeddings
     else:
         loaded = open_corrector(corrector)
         items, bank = loaded.open_valid(gallery, "gallery"), loaded.bank

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.dedup import References, count_references, describe_size
+from nnnorm.dedup import References, describe_size
 from nnnorm.embeddings import Embeddings, FloatArray
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.metrics import Evaluation, Truth, count_above
@@ -75,7 +75,7 @@ class Setting:
 def make_settings(
     methods: Sequence[MethodName],
     gallery: Embeddings,
-    references: References,
+    references: References | Embeddings,
     *,
     gallery_references: Embeddings | None = None,
     grids: Mapping[str, Grid] | None = None,
@@ -84,12 +84,12 @@ def make_settings(
     """Lay out the grids of some methods and scan the banks once for all of them."""
     grids = grids or {}
     check_grids(grids, methods)
+    statistics = Statistics.of_embeddings(gallery, references, gallery_references, **options)
     cells = {
         method: params
         for name in methods
-        for method, params in _cells(name, grids.get(name), references)
+        for method, params in _cells(name, grids.get(name), statistics)
     }
-    statistics = Statistics.of_embeddings(gallery, references, gallery_references, **options)
     if NNN().name in methods and NNN().name not in grids:
         automatic = NNN().resolve(statistics)[0]
         if automatic.weight:
@@ -108,7 +108,7 @@ def check_grids(grids: Mapping[str, Grid] | None, methods: Sequence[MethodName])
 
 
 def _cells(
-    name: MethodName, grid: Grid | None, references: References
+    name: MethodName, grid: Grid | None, statistics: Statistics
 ) -> Iterator[tuple[Method, dict[str, Any]]]:
     """The method and parameters of every cell; the default grid leaves out k beyond the bank."""
     for params in _list_params(name, find_method(name)[1].grid if grid is None else grid):
@@ -122,12 +122,12 @@ def _cells(
                 "dualdis can be tuned in its published form only; leave out gate 'safe'"
             )
         reference_k = getattr(method, "reference_k", 0)
-        if reference_k <= len(references):
+        if reference_k <= statistics.n_references:
             yield method, params
         elif grid is not None:
+            size = describe_size(statistics.provenance["n_references"], statistics.n_references)
             raise NNNormError(
-                f"the grid of {name} has reference_k {reference_k}, but there are only "
-                f"{describe_size(count_references(references), len(references))}"
+                f"the grid of {name} has reference_k {reference_k}, but there are only {size}"
             )
 
 

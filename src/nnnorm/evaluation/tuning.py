@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_gallery_references, open_references
 from nnnorm.bias import Bias, Popularity
-from nnnorm.dedup import Duplicates, References, count_params, count_references, drop_copies
+from nnnorm.dedup import Duplicates, References, drop_copies
 from nnnorm.embeddings import Embeddings, FloatArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
@@ -290,8 +290,8 @@ def tune(
         n_near=sum(near),
         select=select,
         n_queries=len(asked),
-        n_references=count_references(used),
-        **count_params(used),
+        n_references=used.n_given,
+        **used.params,
         popularity=popularity,
     )
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.dedup import UniqueRows, drop_copies
+from nnnorm.dedup import drop_copies
 from nnnorm.embeddings import Embeddings, FloatArray, IntArray, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation import Scan, Tuning, count_occurrences, scan, tune
@@ -141,8 +141,7 @@ class Session:
         self.queries = _in_memory(material.queries, self.chosen)
         self.truth = None if material.truth is None else material.truth.some_queries(self.chosen)
         self.clusters = None if self.truth is None else self.truth.clusters
-        unique = drop_copies(material.references, progress=progress)
-        self.unique = cast(UniqueRows, unique)
+        self.unique = drop_copies(material.references, progress=progress)
         self.statistics = Statistics.of_embeddings(material.gallery, self.unique, progress=progress)
         resolved, _ = NNN(alpha=0.0).resolve(self.statistics)
         steps = {k for k in _KS if k <= min(len(self.unique), largest_k)}
@@ -327,7 +326,8 @@ class Session:
             self.unique.embeddings,
             queries=self.queries,
             truth=self.truth,
-            duplicates="keep",  # these are the unique ones
+            # These are the unique ones, and a bank says so itself.
+            duplicates="keep" if self.unique.embeddings.counts is None else "drop",
             grids={"nnn": grid},
         )
 

@@ -116,7 +116,7 @@ class Views:
             "n_gallery": len(material.gallery),
             "n_queries": len(material.queries),
             "n_sampled": len(session.chosen),
-            "n_references": session.unique.n_rows,
+            "n_references": session.unique.n_given,
             "n_unique": len(session.unique),
             "dim": material.gallery.dim,
             **{f"has_{name}": getattr(material, name) is not None for name in _OPTIONAL},
@@ -539,19 +539,20 @@ class Views:
             except NNNormError as error:  # the rest of the view does not need it
                 drift = {"error": str(error)}
         texts = material.reference_captions
-        most = np.argsort(-unique.counts, kind="stable")[:20]
+        rows, counts = np.asarray(unique.rows), np.asarray(unique.counts)
+        most = np.argsort(-counts, kind="stable")[:20]
         return {
-            "n_references": unique.n_rows,
+            "n_references": unique.n_given,
             "n_unique": len(unique),
             "is_sample": unique.is_sample,
             "near_copy": NEAR_COPY,
-            "n_copies": int((unique.counts - 1).sum()),
+            "n_copies": int((counts - 1).sum()),
             "mismatch_z": None if np.isnan(z) else float(z),
             "mismatch_limit": MISMATCH_Z,
             "drift": drift,
             "most_asked": [
                 {"row": int(row), "count": int(times), "text": "" if texts is None else texts[row]}
-                for row, times in zip(unique.rows[most], unique.counts[most], strict=True)
+                for row, times in zip(rows[most], counts[most], strict=True)
             ],
             "automatic": self._automatic(),
         }

@@ -125,11 +125,14 @@ def measure(
     means = best[:, :reference_k].mean(axis=1, dtype=np.float64)
     shuffled = np.random.default_rng(0).permutation(n_references)[: _GROUP * _N_GROUPS]
     queries = raw.columns.take(shuffled)
+    of_scores, spread = float((rows @ queries.T).std()), 1.0
+    if min(of_scores, of_items, means.std(), density.std()) > 0:
+        spread = float((means.std() / of_scores) / (density.std() / of_items))
     return Evidence(
         reliability,
         _correlation(means, density),
         _coverage((queries @ others.T).argmax(axis=1), len(candidates)),
-        _spread(means, float((rows @ queries.T).std()), density, of_items),
+        spread,
         Sample(items, means.astype(np.float32), seconds),
     )
 
@@ -144,8 +147,11 @@ def _split_half_reliability(
     for _ in range(_N_SPLITS):
         in_first = np.zeros(n_references, dtype=bool)
         in_first[rng.permutation(n_references)[: n_references // 2]] = True
-        belongs = in_first[indices]
-        halves = (_mean_of_first(best, part, half_k) for part in (belongs, ~belongs))
+        halves = []
+        for is_here in (in_first[indices], ~in_first[indices]):
+            is_here &= is_here.cumsum(axis=1) <= half_k
+            sums = np.where(is_here, best, 0).sum(axis=1, dtype=np.float64)
+            halves.append(sums / np.maximum(1, is_here.sum(axis=1)))
         correlations.append(_correlation(*halves))
     r = float(np.mean(correlations))
     return 2 * r / (1 + r) if r > 0 else 0.0
@@ -161,13 +167,6 @@ def _coverage(first: IntArray, n_items: int) -> float:
     return float(np.mean(found))
 
 
-def _spread(means: FloatArray, of_scores: float, density: FloatArray, of_items: float) -> float:
-    """How much m_k varies relative to all scores, over the same for the density."""
-    if min(of_scores, of_items, means.std(), density.std()) <= 0:
-        return 1.0
-    return float((means.std() / of_scores) / (density.std() / of_items))
-
-
 def _draw(n_rows: int, most: int) -> IntArray:
     """At most so many random row numbers, in order."""
     if n_rows <= most:
@@ -179,12 +178,3 @@ def _correlation(first: FloatArray, second: FloatArray) -> float:
     if first.std() > 0 and second.std() > 0:
         return float(np.corrcoef(first, second)[0, 1])
     return 0.0
-
-
-def _mean_of_first(
-    best: npt.NDArray[np.float32], belongs: npt.NDArray[np.bool_], n_first: int
-) -> npt.NDArray[np.float64]:
-    """Mean of the first `n_first` values of each row among those that belong."""
-    counted = belongs & (belongs.cumsum(axis=1) <= n_first)
-    sums = np.where(counted, best, 0).sum(axis=1, dtype=np.float64)
-    return np.asarray(sums / np.maximum(1, counted.sum(axis=1)))

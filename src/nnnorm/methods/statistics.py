@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.dedup import References, UniqueRows, count_params, describe_size
+from nnnorm.dedup import References, describe_size, drop_copies
 from nnnorm.embeddings import Embeddings, ScoreMatrix, check_same_dim
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
@@ -103,30 +103,27 @@ class Statistics:
     def of_embeddings(
         cls,
         gallery: Embeddings,
-        references: References,
+        references: References | Embeddings,
         gallery_references: Embeddings | None = None,
         *,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         **options: Any,
     ) -> "Statistics":
         """Statistics of the products of embeddings."""
-        if isinstance(references, UniqueRows):
-            rows, n_given = references.embeddings, references.n_rows
-            counted = count_params(references)
-        else:
-            rows, n_given, counted = references, len(references), {}
+        if isinstance(references, Embeddings):
+            references = drop_copies(references, "keep")
         prints = {"gallery": gallery.fingerprint, "references": references.fingerprint}
         if gallery_references is not None:
             check_same_dim(gallery, gallery_references)
             prints["gallery_references"] = gallery_references.fingerprint
         return cls(
-            Products(gallery, rows, memory_budget=memory_budget),
+            Products(gallery, references.embeddings, memory_budget=memory_budget),
             gallery_references,
-            n_references=n_given,
-            counted=counted,
+            n_references=references.n_given,
+            counted=references.params,
             dim=gallery.dim,
             fingerprints=prints,
-            reference_norms=rows.norm_range,
+            reference_norms=references.embeddings.norm_range,
             memory_budget=memory_budget,
             **options,
         )
