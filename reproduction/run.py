@@ -176,7 +176,7 @@ class Runner:
             line = self.groups(there).line(metric)
             return _scale(line.before if there.method == "none" else line.after, scale)
         done = self._evaluate(there)
-        clusters = evaluation.clusters_of(done.truth)
+        clusters = done.truth.clusters
         if metric.startswith("recall_at_"):
             hits = done.hits(int(metric.removeprefix("recall_at_")))
             return _scale(evaluation.interval_of_mean(hits, clusters, seed=self._seed), 100)
@@ -232,7 +232,6 @@ class Runner:
                 target="equal",
                 labels=about.labels,
                 query_labels=about.asked,
-                precision_ks=(1, 5),
                 seed=self._seed,
             )
 

@@ -299,7 +299,7 @@ def test_a_query_that_is_asked_again_is_young(rng):
         np.array(["2026-05-01", "2026-05-02", "2026-05-03"], dtype="datetime64[D]"),
         [datetime(2026, 5, day, tzinfo=UTC) for day in (1, 2, 3)],
         [datetime(2026, 5, day) for day in (1, 2, 3)],
-        [20260501, 20260502, 20260503],
+        [20260501, 20260502, 20260503.0],
         ["20260501", "20260502", "20260503"],
     ],
     ids=["texts", "offsets", "datetime64", "aware", "naive", "numbers", "texts of numbers"],

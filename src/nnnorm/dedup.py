@@ -508,11 +508,6 @@ def used_rows(references: References) -> Embeddings:
     return references.embeddings if isinstance(references, UniqueRows) else references
 
 
-def count_unique(references: References) -> int | None:
-    """Number of unique rows; None if every row is used."""
-    return len(references) if isinstance(references, UniqueRows) else None
-
-
 def count_references(references: References) -> int:
     """Number of past queries that were given, copies included."""
     return references.n_rows if isinstance(references, UniqueRows) else len(references)

@@ -327,6 +327,8 @@ def _read_embedding(where: str, cell: Any, column: str) -> FloatArray:
 
 def read_times(values: Any, name: str, start: int = 0) -> DoubleArray:
     """Seconds since 1970 of dates, or of numbers that are such seconds."""
+    if isinstance(values, np.ndarray) and values.dtype.kind == "M" and not np.isnat(values).any():
+        return values.astype("datetime64[us]").ravel().astype(np.int64) / 1e6
     expected = f"{name} must be dates such as 2026-05-01T12:00:00, or seconds since 1970"
     return _read_numbers(values, _read_seconds, expected, start)
 
@@ -359,11 +361,11 @@ def _read_seconds(value: Any) -> float:
     if isinstance(value, datetime):
         moment = value
     else:
-        text = str(value)
+        text = f"{value:.15g}" if isinstance(value, float) else str(value)
         # Eight digits are a day such as 20260501: as seconds they would be in 1970 to 1973.
         if not (len(text) == 8 and text.isdigit()):
             with suppress(ValueError):
-                return float(text)
+                return float(value if isinstance(value, float) else text)
         moment = datetime.fromisoformat(text)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 

@@ -79,38 +79,6 @@ def test_intervals_and_resampled_means_are_those_of_a_naive_loop(problem, rng):
     assert scipy.stats.ks_2samp(np.round(found, 9), np.round(expected, 9)).pvalue > 1e-3
 
 
-@pytest.mark.slow
-def test_drawing_kinds_together_is_drawing_clusters_one_by_one(problem, monkeypatch):
-    values, clusters = problem
-    monkeypatch.setattr(bootstrap, "_MANY_KINDS", 10**9)
-    together = bootstrap._resample(values, clusters, 10_000, 1)
-    monkeypatch.setattr(bootstrap, "_MANY_KINDS", 0)
-    apart = bootstrap._resample(values, clusters, 10_000, 1)
-    assert not np.array_equal(together, apart)
-    assert together.mean() == pytest.approx(apart.mean(), abs=4 * apart.std() * np.sqrt(2 / 10_000))
-    assert together.std() == pytest.approx(apart.std(), rel=0.04)
-    assert scipy.stats.ks_2samp(np.round(together, 9), np.round(apart, 9)).pvalue > 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["hits", "reciprocal ranks"])
-def test_the_interval_is_scipys_percentile_interval(rng, kind):
-    values = rng.random(800) ** 3 if kind == "reciprocal ranks" else rng.integers(0, 2, 800) * 1.0
-    theirs = scipy.stats.bootstrap(
-        (values,),
-        np.mean,
-        method="percentile",
-        n_resamples=20_000,
-        batch=1000,
-        confidence_level=0.95,
-        rng=rng,
-    )
-    ours = interval_of_mean(values, n_resamples=20_000)
-    error = theirs.standard_error
-    assert ours.low == pytest.approx(theirs.confidence_interval.low, abs=0.1 * error)
-    assert ours.high == pytest.approx(theirs.confidence_interval.high, abs=0.1 * error)
-
-
 # --- clusters and pairs --------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import nnnorm
 from nnnorm import NNN, Bank, Corrector, NNNormError, check, compare, evaluate, tune
-from nnnorm.evaluation import Task, measure_gain
+from nnnorm.evaluation import Task
 from tests import made
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* are among the queries:nnnorm.NNNormWarning")
@@ -59,7 +59,7 @@ def without_hubs():
 
 def gain_of(gallery, bias, queries, truth):
     raw = nnnorm.evaluate(queries, gallery, truth=truth)
-    return measure_gain(nnnorm.evaluate(queries, gallery, bias, truth=truth), raw)
+    return nnnorm.evaluate(queries, gallery, bias, truth=truth).gain_over(raw)
 
 
 # --- one story -----------------------------------------------------------------------------------

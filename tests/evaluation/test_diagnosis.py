@@ -94,15 +94,6 @@ def test_hubs_tell_how_often_how_wrongly_and_how_biased(hubs, bias, k):
         assert hub.bias_z == pytest.approx(robust_z(bias.values)[hub.item])
 
 
-def test_items_with_a_bias_far_from_all_others_are_outliers(hubs, bias):
-    gallery, queries, _ = hubs
-    values = bias.values.copy()
-    values[[7, 31]] = [5.0, -9.0]
-    strange = Bias(values, 0.5, "nnn")
-    found = diagnose(queries, gallery, bias=strange)
-    assert found.outliers[:2] == (31, 7)
-
-
 # --- for programs --------------------------------------------------------------------------------
 
 
@@ -138,12 +129,6 @@ def test_bad_input_is_refused_in_one_sentence(hubs, options, words):
     gallery, queries, _ = hubs
     with pytest.raises(NNNormError, match=words):
         diagnose(queries, gallery, **options)
-
-
-def test_a_bias_of_another_gallery_is_refused(hubs, bias):
-    gallery, queries, _ = hubs
-    with pytest.raises(NNNormError, match="this bias was fitted on another gallery"):
-        diagnose(queries, gallery[::-1], bias=bias)
 
 
 def test_ids_stand_for_rows_in_hubs_and_outliers(hubs):

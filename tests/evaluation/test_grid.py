@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nnnorm import NNN, NNNormError, open_embeddings
-from nnnorm.evaluation.sweep import check_grids, make_settings
+from nnnorm.evaluation.sweep import make_settings
 from nnnorm.methods import (
     METHOD_NAMES,
     PAPER_GRID,
@@ -137,16 +137,6 @@ def test_arrays_may_be_axes_and_become_plain_numbers(small):
     assert {type(value) for s in settings for value in s.params.values()} == {int, float}
 
 
-@pytest.mark.parametrize("method", ["nnn", "csls"])
-def test_a_k_beyond_the_bank_is_refused_with_both_numbers(small, method):
-    grid = {"reference_k": [4, 58], **({"alpha": [0.5]} if method == "nnn" else {})}
-    with pytest.raises(
-        NNNormError,
-        match=f"the grid of {method} has reference_k 58, but there are only 57 references",
-    ):
-        lay_out([method], small, grids={method: grid})
-
-
 @pytest.mark.parametrize(
     ("method", "grid", "words"),
     [
@@ -181,21 +171,6 @@ def test_a_wrong_grid_is_refused_before_any_bank_is_read(small, monkeypatch, met
     monkeypatch.setattr(statistics, "scan", None)
     with pytest.raises(NNNormError, match=words):
         lay_out(["none", method] if method != "none" else ["none"], small, grids={method: grid})
-
-
-def test_a_grid_for_a_method_that_was_not_asked_for_is_refused(small):
-    words = r"a grid was given for csls, which is not among the methods \(none, nnn\)"
-    with pytest.raises(NNNormError, match=words):
-        lay_out(["none", "nnn"], small, grids={"csls": {"reference_k": [1]}})
-    with pytest.raises(NNNormError, match=words):
-        check_grids({"csls": {}}, ["none", "nnn"])
-    check_grids(None, ["none"])
-
-
-@pytest.mark.parametrize("method", ["dualis", "dualdis"])
-def test_dbnorm_without_a_gallery_bank_is_refused(method):
-    with pytest.raises(NNNormError, match=f"method {method} needs a gallery bank"):
-        make_settings([method], bank_of(5), bank_of(7))
 
 
 def test_without_a_gallery_bank_a_gallery_beta_of_zero_is_enough_for_dualis_but_not_its_gate():

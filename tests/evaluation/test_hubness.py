@@ -74,34 +74,6 @@ def test_every_statistic_by_hand():
     assert json.loads(json.dumps(hubness.to_dict())) == hubness.to_dict()
 
 
-@pytest.mark.slow
-@given(counts_of_items)
-def test_kurtosis_and_skewness_are_scipys_excess_and_biased(counts):
-    assume(len(set(counts)) > 1)
-    hubness = measure_hubness(counts)
-    kurtosis = scipy.stats.kurtosis(counts, fisher=True, bias=True)
-    assert hubness.kurtosis == pytest.approx(kurtosis, abs=1e-9)
-    assert hubness.skewness == pytest.approx(scipy.stats.skew(counts, bias=True), abs=1e-9)
-
-
-@given(counts_of_items)
-def test_gini_is_half_the_mean_absolute_difference_over_the_mean(counts):
-    numbers = np.array(counts, dtype=float)
-    difference = np.abs(numbers[:, None] - numbers[None, :]).mean()
-    expected = difference / (2 * numbers.mean())
-    assert measure_hubness(counts).gini == pytest.approx(expected, abs=1e-12)
-
-
-@given(counts_of_items)
-def test_robin_hood_is_the_share_above_the_mean(counts):
-    numbers = np.array(counts, dtype=float)
-    hubness = measure_hubness(counts)
-    moved = np.maximum(numbers - numbers.mean(), 0).sum() / numbers.sum()
-    assert hubness.robin_hood == pytest.approx(moved, abs=1e-12)
-    halves = 0.5 * np.abs(numbers - numbers.mean()).sum() / numbers.sum()
-    assert hubness.robin_hood == pytest.approx(halves, abs=1e-12)
-
-
 def by_scikit_hubness(neighbours, n_gallery, hub_size=2.0):
     """Its formulas, with the expected N_k of rectangular data where it puts k."""
     n_queries, k = neighbours.shape

@@ -206,22 +206,6 @@ def test_every_metric_is_its_mean_over_all_orders_of_tied_items(problem):
     np.testing.assert_allclose(measured(evaluation, k)[0], expected, rtol=1e-12)
 
 
-@pytest.mark.slow
-@given(st.integers(0, 10**6), st.integers(2, 12), st.integers(1, 14), st.sampled_from([2, 4, 1000]))
-def test_ndcg_is_that_of_scikit_learn_which_averages_ties_too(seed, n_gallery, k, n_levels):
-    from sklearn.metrics import ndcg_score
-
-    rng = np.random.default_rng(seed)
-    scores = rng.integers(0, n_levels, size=(5, n_gallery))
-    lists = random_lists(rng, 5, n_gallery, n_gallery)
-    relevant = np.zeros_like(scores)
-    for q, right in enumerate(lists):
-        relevant[q, right] = 1
-    ours = evaluate(*embeddings_with(scores), truth=lists).ndcg(k)
-    theirs = [ndcg_score(relevant[[q]], scores[[q]], k=k) for q in range(5)]
-    np.testing.assert_allclose(ours, theirs)
-
-
 @pytest.mark.parametrize("n_right", [1, 3, 20])
 def test_scoring_everything_alike_is_chance(n_right):
     n_gallery, k = 40, 10

@@ -264,34 +264,27 @@ def test_the_table_counts_verdicts_and_says_when_the_budget_is_used_up():
     assert tabulate_scan(Scan(outliers, np.zeros(2), {}, 2, 99, 2)).notes == ()
 
 
-def test_wrong_input_gets_a_sentence(shapes, bank, corrector):
-    gallery = shapes.gallery[:50]
-    with pytest.raises(NNNormError, match="got neither"):
-        nnnorm.scan(gallery)
-    with pytest.raises(NNNormError, match="got both"):
-        nnnorm.scan(gallery, bank, corrector=corrector)
-    with pytest.raises(NNNormError, match="must share dim; got 32 and 64"):
-        nnnorm.scan(gallery[:, :32], corrector=corrector)
-    with pytest.raises(NNNormError, match="must share dim; got 32 and 64"):
-        screen(corrector, gallery[:, :32])
-    with pytest.raises(NNNormError, match="must share dim"):
-        nnnorm.scan(gallery[:, :32], bank)
-    with pytest.raises(NNNormError, match="gallery is empty"):
-        nnnorm.scan(gallery[:0], bank)
-    with pytest.raises(NNNormError, match="items is empty"):
-        screen(corrector, gallery[:0])
-    with pytest.raises(NNNormError, match="references row 0 is all zeros"):
-        nnnorm.scan(gallery, bank * (np.arange(len(bank)) > 0)[:, None])
-    with pytest.raises(NNNormError, match="gallery has 3 rows; 8 or more"):
-        nnnorm.scan(gallery[:3], bank)
-    with pytest.raises(NNNormError, match="references has 2 rows; 8 or more"):
-        nnnorm.scan(gallery, bank[:2])
-    with pytest.raises(NNNormError, match="ids of gallery must be unique"):
-        nnnorm.scan(gallery, bank, ids=[1] * 50)
-    with pytest.raises(NNNormError, match="corrector must be a Corrector"):
-        nnnorm.scan(gallery, corrector=7)
-    with pytest.raises(NNNormError, match="normalized and references is not"):
-        nnnorm.scan(open_embeddings(gallery, normalize=True), 3 * bank)
-
-
-# --- the stored benchmark ---
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda g, b, c: nnnorm.scan(g), "got neither"),
+        (lambda g, b, c: nnnorm.scan(g, b, corrector=c), "got both"),
+        (lambda g, b, c: nnnorm.scan(g[:, :32], corrector=c), "share dim; got 32 and 64"),
+        (lambda g, b, c: screen(c, g[:, :32]), "must share dim; got 32 and 64"),
+        (lambda g, b, c: nnnorm.scan(g[:, :32], b), "must share dim"),
+        (lambda g, b, c: nnnorm.scan(g[:0], b), "gallery is empty"),
+        (lambda g, b, c: screen(c, g[:0]), "items is empty"),
+        (lambda g, b, c: nnnorm.scan(g, b * (np.arange(len(b)) > 0)[:, None]), "row 0 is all zero"),
+        (lambda g, b, c: nnnorm.scan(g[:3], b), "gallery has 3 rows; 8 or more"),
+        (lambda g, b, c: nnnorm.scan(g, b[:2]), "references has 2 rows; 8 or more"),
+        (lambda g, b, c: nnnorm.scan(g, b, ids=[1] * 50), "ids of gallery must be unique"),
+        (lambda g, b, c: nnnorm.scan(g, corrector=7), "corrector must be a Corrector"),
+        (
+            lambda g, b, c: nnnorm.scan(open_embeddings(g, normalize=True), 3 * b),
+            "normalized and references is not",
+        ),
+    ],
+)
+def test_wrong_input_gets_a_sentence(shapes, bank, corrector, call, words):
+    with pytest.raises(NNNormError, match=words):
+        call(shapes.gallery[:50], bank, corrector)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from nnnorm import NNNormWarning, compare, diagnose, open_embeddings, tune
 from nnnorm.evaluation import Task, ablate
 from nnnorm.evaluation.bootstrap import split_folds
-from nnnorm.evaluation.metrics import clusters_of, count_overlap, open_truth
+from nnnorm.evaluation.metrics import count_overlap, open_truth
 
 
 def truth_of(lists, n_gallery=50):
@@ -21,7 +21,7 @@ def truth_of(lists, n_gallery=50):
     seed=st.integers(0, 999),
 )
 def test_queries_of_one_item_share_their_fold_and_folds_are_of_one_size(items, seed):
-    clusters = clusters_of(truth_of(items))
+    clusters = truth_of(items).clusters
     folds = split_folds(clusters, seed=seed)
     labels = np.unique(clusters)
     of_label = [np.unique(folds[clusters == label]) for label in labels]

@@ -189,6 +189,3 @@ def test_corrections_that_do_not_fit_the_budget_are_made_anew(exact):
     np.testing.assert_array_equal(answers[0], answers[1])
     assert (times[0] > 1).all()
     assert (times[1] == 1).all()
-
-
-# --- those who look on ---------------------------------------------------------------------------

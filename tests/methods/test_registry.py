@@ -62,7 +62,7 @@ def test_every_list_of_methods_is_that_of_the_registry():
     assert list(METHOD_NAMES) == names == list(get_args(MethodName))
     corrections = [name for name in names if name != "none"]
     assert check_methods("all", True) == corrections
-    assert LINES["method"].text == f"{', '.join(corrections)}."
+    assert LINES["method"].help == f"{', '.join(corrections)}."
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)

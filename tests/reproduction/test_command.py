@@ -42,11 +42,15 @@ def root(tmp_path_factory):
 
 
 def test_without_a_table_all_are_listed_with_what_they_need(root):
-    listed = reproduce_json()
+    listed = {row["table"]: (row["needs"], row["there"]) for row in reproduce_json()}
     assert len(listed) == 21
-    assert listed[0]["needs"] == "14 models on flickr30k, coco"
-    there = reproduce_json("--embeddings", root)
-    assert there[0]["there"] == "2 of 28"
+    assert listed["image-retrieval"] == ("14 models on flickr30k, coco", "–")
+    rows = reproduce_json("--embeddings", root)
+    there = {row["table"]: (row["needs"], row["there"]) for row in rows}
+    assert there["image-retrieval"][1] == "2 of 28"  # with the other bank
+    assert there["k-sweep-image"] == ("14 models on coco", "1 of 14")
+    assert there["gender"] == ("CLIP on visogender, coco", "2 of 2")
+    assert there["cross-attention"] == ("BLIP ITM's scores on coco", "1 of 1")
     assert "k-sweep-image" in reproduce().stdout
 
 

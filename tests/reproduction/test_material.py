@@ -1,7 +1,5 @@
 """The paper's splits, VisoGender's table, and embeddings in a folder."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,6 @@ from reproduction.material import (
     NotThere,
     RowFile,
     read_visogender,
-    save_visogender,
     split_pairs,
 )
 from tests.made import make_paper_folder
@@ -139,14 +136,6 @@ def test_every_occupation_is_asked_once_with_its_most_frequent_object(table):
         "baker": "The baker and their mixing spoon",
         "hair dresser": "The hair dresser and their mirror",
     }
-
-
-def test_the_lists_are_written_in_the_order_of_the_table(table, tmp_path):
-    found = read_visogender(table, Path("photos"))
-    captions, images, again = save_visogender(found, tmp_path)
-    assert read_visogender(again, Path("photos")) == found
-    assert images.read_text().splitlines() == list(found.images)
-    assert captions.read_text().splitlines() == list(found.questions.values())
 
 
 @pytest.mark.parametrize(

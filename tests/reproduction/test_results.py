@@ -32,15 +32,6 @@ def run(root, name="k-sweep-image", **options):
     return run_table(runner, table), results
 
 
-def test_a_second_run_measures_nothing_and_gives_the_same(root):
-    first, kept = run(root)
-    assert (kept.n_found, kept.n_kept) == (0, 8)
-    assert len(list((root / "results").iterdir())) == 8
-    again, found = run(root)
-    assert (found.n_found, found.n_kept) == (8, 0)
-    assert again == first
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["settings-image", "gender", "cross-attention", "hubness", "outliers", "runtime"]

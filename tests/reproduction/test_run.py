@@ -218,7 +218,6 @@ def test_the_audit_is_visogender_s(folder, runner, root):
         target="equal",
         labels=about.occupations,
         query_labels=list(about.questions),
-        precision_ks=(1, 5),
     )
     (table,) = find_tables(["gender"])
     for cell in run_table(runner, table):

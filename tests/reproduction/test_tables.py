@@ -8,16 +8,13 @@ from dataclasses import replace
 import pytest
 
 from nnnorm.report import Table
-from reproduction.material import EmbeddingFolder
 from reproduction.paper import Cell, Experiment, Figure, find_tables, load_paper
 from reproduction.tables import (
     lay_out,
     make_document,
     make_tabular,
     show_value,
-    tabulate_overview,
 )
-from tests.made import make_paper_folder
 
 PLAIN = Experiment("recall_at_1", "CLIP", "coco")
 
@@ -73,18 +70,6 @@ def test_figure_a1_names_the_bank_and_settings_that_were_used():
     used = {"bank": "coco", "share": 0.2, "n_references": 5000, "reference_k": 64, "alpha": 0.75}
     made = laid_out(cell(there=there, figure=Figure(66.0, used=used)), name=table.name)
     assert made.notes[-1] == "BLIP ITM: 5,000 references (20 % of train), k = 64, α = 0.75."
-
-
-def test_the_overview_shows_what_each_table_needs_and_what_is_there(tmp_path):
-    folder = EmbeddingFolder(make_paper_folder(tmp_path))
-    rows = {row[0]: row for row in tabulate_overview(folder).rows}
-    assert len(rows) == 21
-    assert rows["k-sweep-image"][2:] == ("14 models on coco", "1 of 14")
-    assert rows["gender"][2:] == ("CLIP on visogender, coco", "2 of 2")
-    assert rows["cross-attention"][2:] == ("BLIP ITM's scores on coco", "1 of 1")
-    assert {row[-1] for row in tabulate_overview().rows} == {"–"}
-    (table,) = find_tables(["full-flickr30k-image"])
-    assert ("SigLIP", "coco") in table.list_material()  # the other bank
 
 
 # --- in the paper's shape ------------------------------------------------------------------------

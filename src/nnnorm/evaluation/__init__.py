@@ -23,11 +23,10 @@ from nnnorm.evaluation.bootstrap import (
     interval_of_difference,
     interval_of_mean,
 )
-from nnnorm.evaluation.checking import Check, Measured, check
+from nnnorm.evaluation.checking import Check, check
 from nnnorm.evaluation.hubness import (
     HUB,
     Diagnosis,
-    Hubs,
     compare_occurrences,
     count_occurrences,
     diagnose,
@@ -41,11 +40,9 @@ from nnnorm.evaluation.hubness import (
 from nnnorm.evaluation.metrics import (
     Evaluation,
     Truth,
-    clusters_of,
     evaluate,
     evaluate_ranking,
     mean_metrics,
-    measure_gain,
     open_truth,
     read_truth,
     warn_of_mismatched_bank,
@@ -54,24 +51,16 @@ from nnnorm.evaluation.metrics import (
 from nnnorm.evaluation.tuning import Cell, Select, Tuning, tune
 
 if TYPE_CHECKING:
-    from nnnorm.evaluation.comparison import (
-        Ablation,
-        Comparison,
-        Result,
-        Task,
-        ablate,
-        compare,
-        make_result,
-    )
+    from nnnorm.evaluation.comparison import Comparison, Result, Task, ablate, compare, make_result
     from nnnorm.evaluation.drift import Drift, measure_drift
     from nnnorm.evaluation.groups import Audit, audit
-    from nnnorm.evaluation.outliers import Outlier, Scan, scan, screen
+    from nnnorm.evaluation.outliers import Scan, scan, screen
 
 _LATER = {
-    "comparison": ("Ablation", "Comparison", "Result", "Task", "ablate", "compare", "make_result"),
+    "comparison": ("Comparison", "Result", "Task", "ablate", "compare", "make_result"),
     "drift": ("Drift", "measure_drift"),
     "groups": ("Audit", "audit"),
-    "outliers": ("Outlier", "Scan", "scan", "screen"),
+    "outliers": ("Scan", "scan", "screen"),
 }
 
 

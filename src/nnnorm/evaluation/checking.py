@@ -10,7 +10,7 @@ cross-fitted. The gains are those of `evaluate`, `tune` and `compare` to the las
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -23,15 +23,7 @@ from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
-from nnnorm.evaluation.metrics import (
-    Evaluation,
-    clusters_of,
-    evaluate,
-    measure_gain,
-    one_per_cluster,
-    open_truth,
-    warn_of_overlap,
-)
+from nnnorm.evaluation.metrics import Evaluation, evaluate, open_truth, warn_of_overlap
 from nnnorm.evaluation.tuning import try_settings
 from nnnorm.files import Progress
 from nnnorm.input_checks import (
@@ -346,27 +338,26 @@ def check(
     z = bias.params.get("mismatch_z")
     with_items = False
     if recent is None:
-        z = mismatch_z(bank, asked if right is None else one_per_cluster(asked, right))
+        z = mismatch_z(bank, asked if right is None else asked.subset(right.one_per_cluster))
         z = None if math.isnan(z) else z
         with_items = not allow_gallery_rows and warn_of_items(bank, items, asked)
     corrected, hubs_after, firsts_after = look(bias)
-    automatic = Measured(bias.method, dict(bias.params), hubs_after)
+    gained = {} if raw is None or corrected is None else _compare(corrected, raw, seed)
+    automatic = Measured(bias.method, dict(bias.params), hubs_after, **gained)
     moved = float((firsts_after != firsts).mean())
     expectation, reasons = _expect(bias, moved, z if recent is None else None, with_items)
     tuned = better = None
-    if raw is not None and corrected is not None:
-        automatic = _with_gain(automatic, corrected, raw, seed)
-        if recent is None:
-            with quiet():  # of what was warned of above
-                used = drop_copies(bank, duplicates, progress)
-            trial = try_settings([NNN().name], items, used, None, asked, right, **run)
-            number = trial.choose("one-standard-error")
-            crossed = trial.cross_fit("one-standard-error", seed=seed)
-            best, bias_tuned = trial.settings[number], trial.bias(number) if number else None
-            hubs_tuned = look(bias_tuned, trial.evaluation(number))[1]
-            tuned = Measured(best.name, dict(best.params), hubs_tuned)
-            tuned = _with_gain(tuned, crossed, raw, seed)
-            better = measure_gain(crossed, corrected, seed=seed)
+    if raw is not None and corrected is not None and recent is None:
+        with quiet():  # of what was warned of above
+            used = drop_copies(bank, duplicates, progress)
+        trial = try_settings([NNN().name], items, used, None, asked, right, **run)
+        number = trial.choose("one-standard-error")
+        crossed = trial.cross_fit("one-standard-error", seed=seed)
+        best, bias_tuned = trial.settings[number], trial.bias(number) if number else None
+        hubs_tuned = look(bias_tuned, trial.evaluation(number))[1]
+        gained = _compare(crossed, raw, seed)
+        tuned = Measured(best.name, dict(best.params), hubs_tuned, **gained)
+        better = crossed.gain_over(corrected, seed=seed)
     verdict, recommended = _judge(expectation, automatic, tuned, better)
     options: dict[str, Any] = {"normalize": normalize} if normalize is not None else {}
     chosen = tuned if recommended == "tuned" else None
@@ -391,11 +382,14 @@ def check(
     )
 
 
-def _with_gain(measured: Measured, evaluation: Evaluation, raw: Evaluation, seed: int) -> Measured:
-    gain = measure_gain(evaluation, raw, seed=seed)
+def _compare(evaluation: Evaluation, raw: Evaluation, seed: int) -> dict[str, Any]:
+    """The gain of a search over the one as it is, and what it rests on."""
     is_other = evaluation.hits(1) != raw.hits(1)
-    n_changed = len(np.unique(clusters_of(raw.truth)[is_other]))
-    return replace(measured, recall_at_1=evaluation.recall(1), gain=gain, n_changed=n_changed)
+    return {
+        "recall_at_1": evaluation.recall(1),
+        "gain": evaluation.gain_over(raw, seed=seed),
+        "n_changed": len(np.unique(raw.truth.clusters[is_other])),
+    }
 
 
 def _expect(

@@ -7,34 +7,20 @@ gallery. Without validation queries the figures are cross-fitted: each fifth of 
 reported with the setting that the others choose.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from nnnorm.bank import Bank, open_gallery_references, open_references
 from nnnorm.bias import Bias
-from nnnorm.dedup import (
-    Duplicates,
-    References,
-    count_references,
-    count_unique,
-    drop_copies,
-    is_sample,
-)
+from nnnorm.dedup import Duplicates, References, count_params, count_references, drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
-from nnnorm.evaluation.metrics import (
-    Evaluation,
-    check_bank,
-    evaluate,
-    measure_gain,
-    warn_of_overlap,
-)
+from nnnorm.evaluation.metrics import Evaluation, check_bank, evaluate, warn_of_overlap
 from nnnorm.evaluation.sweep import check_grids
 from nnnorm.evaluation.tuning import Select, check_methods, check_select, try_settings
 from nnnorm.files import Progress
@@ -204,16 +190,15 @@ def compare(
     gallery_bank = open_gallery_references(gallery_references, normalize=normalize)
     names = check_methods(methods, gallery_bank is not None)
     check_grids(grids, [NO_CORRECTION, *names])
+    test = Task(queries, gallery, truth)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    study = _Study(Task(queries, gallery, truth), validation, select, seed, normalize, options)
-    study.check_bank(bank)
+    study = _Study(test, validation, [bank], select, seed, normalize, **options)
     used = drop_copies(bank, duplicates, progress)
     results = study.run(names, used, gallery_bank, grids)
     return Comparison(
         results=(study.uncorrected, *results),
         n_references=count_references(used),
-        n_unique=count_unique(used),
-        references_sampled=is_sample(used),
+        **count_params(used),
         **study.about,
     )
 
@@ -284,10 +269,9 @@ def ablate(
         name: open_references(source, name=f"references {name}", normalize=normalize)
         for name, source in banks.items()
     }
+    test = Task(queries, gallery, truth)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    study = _Study(Task(queries, gallery, truth), validation, select, seed, normalize, options)
-    for bank in opened.values():
-        study.check_bank(bank)
+    study = _Study(test, validation, opened.values(), select, seed, normalize, **options)
     rows = []
     for name, whole in opened.items():
         order = np.random.default_rng(seed).permutation(len(whole))
@@ -297,8 +281,8 @@ def ablate(
             bank = whole if size == len(whole) else whole.subset(np.sort(order[:size]))
             used = drop_copies(bank, duplicates, progress)
             tuned, automatic = study.run([NNN().name], used, with_automatic=True)
-            counts = count_unique(used), is_sample(used)
-            rows.append(AblationRow(name, float(share), size, tuned, automatic, *counts))
+            counts = count_params(used)
+            rows.append(AblationRow(name, float(share), size, tuned, automatic, **counts))
     return Ablation(study.uncorrected, tuple(rows), **study.about)
 
 
@@ -307,15 +291,20 @@ def make_result(
     params: Mapping[str, Any],
     evaluation: Evaluation,
     raw: Evaluation | None = None,
-    *,
     seed: int = 0,
 ) -> Result:
     """Put together the figures of one evaluation, with its paired gain over the raw search."""
     at_1, at_5, at_10 = (evaluation.recall(k) for k in (1, 5, 10))
     half_width = binomial_half_width(at_1, len(evaluation))
-    gain = None if raw is None else measure_gain(evaluation, raw, seed=seed)
+    gain = None if raw is None else evaluation.gain_over(raw, seed=seed)
     hubness = measure_hubness(count_occurrences(evaluation.top1, evaluation.n_gallery))
     return Result(method, dict(params), at_1, at_5, at_10, half_width, gain, hubness)
+
+
+class _OpenTask(NamedTuple):
+    queries: Embeddings
+    gallery: Embeddings
+    truth: Any
 
 
 class _Study:
@@ -325,40 +314,32 @@ class _Study:
         self,
         test: Task,
         validation: Task | None,
+        banks: Collection[Embeddings],
         select: Select,
         seed: int,
         normalize: bool | None,
-        options: dict[str, Any],
+        **options: Any,
     ) -> None:
         check_select(select)
         self._select, self._seed, self._options = select, seed, options
-        self._test, self._held = _open_task(test, "", normalize), None
+        self._test = self._on = _open_task(test, "", normalize)
         if validation is not None:
-            self._held = _open_task(validation, "validation ", normalize)
+            self._on = _open_task(validation, "validation ", normalize)
             if validation.gallery is test.gallery:  # opened and scanned once
-                self._held = self._held._replace(gallery=self._test.gallery)
+                self._on = self._on._replace(gallery=self._test.gallery)
+        self._is_held_out = validation is not None
+        for bank in banks:
+            if self._on.queries.fingerprint != self._test.queries.fingerprint:
+                warn_of_overlap(bank, self._on.queries, role="validation queries")
+            check_bank(bank, *self._test)
+        self._raw = self._evaluate(None)
+        self.uncorrected = make_result(NO_CORRECTION, {}, self._raw)
         self.about: dict[str, Any] = {
             "select": select,
             "n_queries": len(self._test.queries),
             "n_gallery": len(self._test.gallery),
-            "n_validation": 0 if self._held is None else len(self._held.queries),
+            "n_validation": 0 if validation is None else len(self._on.queries),
         }
-
-    @cached_property
-    def _raw(self) -> Evaluation:
-        return self._evaluate(None)
-
-    @property
-    def uncorrected(self) -> Result:
-        """The search as it is."""
-        return make_result(NO_CORRECTION, {}, self._raw)
-
-    def check_bank(self, bank: Embeddings) -> None:
-        """Warn of references that are queries, items, or unlike the queries."""
-        test, held = self._test, self._held
-        if held is not None and held.queries.fingerprint != test.queries.fingerprint:
-            warn_of_overlap(bank, held.queries, role="validation queries")
-        check_bank(bank, *test)
 
     def run(
         self,
@@ -370,48 +351,33 @@ class _Study:
         with_automatic: bool = False,
     ) -> list[Result]:
         """The chosen setting of each method on the test queries, and NNN's automatic one."""
-        test, on = self._test, self._held or self._test
+        queries, gallery, truth = self._on
         trial = try_settings(
-            names,
-            on.gallery,
-            bank,
-            gallery_bank,
-            on.queries,
-            on.truth,
-            grids=grids,
-            **self._options,
+            names, gallery, bank, gallery_bank, queries, truth, grids=grids, **self._options
         )
         chosen = [trial.settings[trial.choose(self._select, name)] for name in names]
-        statistics = trial.statistics
-        if on.gallery.fingerprint != test.gallery.fingerprint:
+        statistics, test = trial.statistics, self._test
+        if gallery.fingerprint != test.gallery.fingerprint:
             statistics = Statistics.of_embeddings(test.gallery, bank, gallery_bank, **self._options)
             automatic = [NNN().resolve(statistics)[0]] if with_automatic else []
             statistics.prepare([*(setting.method for setting in chosen), *automatic])
         results = []
         for name, setting in zip(names, chosen, strict=True):
-            if self._held is None:
-                evaluation = trial.cross_fit(self._select, name, seed=self._seed)
-            else:
+            if self._is_held_out:
                 evaluation = self._evaluate(setting.method.make_bias(statistics))
-            results.append(self._report(name, setting.params, evaluation))
+            else:
+                evaluation = trial.cross_fit(self._select, name, seed=self._seed)
+            results.append(make_result(name, setting.params, evaluation, self._raw, self._seed))
         if with_automatic:
             bias = NNN().make_bias(statistics)
-            results.append(self._report(bias.method, bias.params, self._evaluate(bias)))
+            found = self._evaluate(bias)
+            results.append(make_result(bias.method, bias.params, found, self._raw, self._seed))
         return results
 
     def _evaluate(self, bias: Bias | None) -> Evaluation:
         queries, gallery, truth = self._test
         budget = self._options["memory_budget"]
         return evaluate(queries, gallery, bias, truth=truth, memory_budget=budget)
-
-    def _report(self, method: str, params: Mapping[str, Any], evaluation: Evaluation) -> Result:
-        return make_result(method, params, evaluation, self._raw, seed=self._seed)
-
-
-class _OpenTask(NamedTuple):
-    queries: Embeddings
-    gallery: Embeddings
-    truth: Any
 
 
 def _open_task(task: Task, role: str, normalize: bool | None) -> _OpenTask:

@@ -24,6 +24,8 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 # Shares that are fair: as in the gallery, the same for all, or given.
 Target: TypeAlias = Literal["gallery", "equal"] | Mapping[str, float]
 
+_PRECISION_KS = (1, 5)
+
 
 @dataclass(frozen=True)
 class Line:
@@ -86,7 +88,6 @@ def audit(
     target: Target = "gallery",
     labels: Sequence[str] | None = None,
     query_labels: Sequence[str] | None = None,
-    precision_ks: Sequence[int] = (1, 5),
     names: Sequence[str] | None = None,
     seed: int = 0,
     normalize: bool | None = None,
@@ -112,8 +113,7 @@ def audit(
     target : {"gallery", "equal"} or dict
         The shares that would be fair.
     labels, query_labels : sequence of str, optional
-        What every item is and what every query asks for; adds precision@k.
-    precision_ks : sequence of int
+        What every item is and what every query asks for; adds precision@1 and precision@5.
     names : sequence of str, optional
         Names of the queries; by default their labels, or numbers.
     seed : int
@@ -166,7 +166,7 @@ def audit(
         raise NNNormError(
             f"difference must name two of the groups ({', '.join(kinds)}); got {difference}"
         )
-    all_ks = [*ks, *(() if labels is None else precision_ks)]
+    all_ks = [*ks, *(() if labels is None else _PRECISION_KS)]
     if len(ks) == 0 or not all(k in range(1, len(items) + 1) for k in all_ks):
         raise NNNormError(
             f"ks must be whole numbers from 1 to the gallery's {len(items)} items, such as (10,); "
@@ -185,7 +185,7 @@ def audit(
         found = measure_groups(ranking, groups, ks=ks, target=shares, difference=difference)
         if labels is not None:
             is_right = item_labels[ranking.indices] == wanted[:, None]
-            found |= {f"precision@{k}": is_right[:, :k].mean(axis=1) for k in precision_ks}
+            found |= {f"precision@{k}": is_right[:, :k].mean(axis=1) for k in _PRECISION_KS}
         return found
 
     before = measure(None)

@@ -24,13 +24,7 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import NEAR_COPY, Duplicates, as_units
 from nnnorm.embeddings import Embeddings, IntArray, Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
-from nnnorm.evaluation.metrics import (
-    Truth,
-    clusters_of,
-    open_truth,
-    warn_of_mismatched_bank,
-    warn_of_overlap,
-)
+from nnnorm.evaluation.metrics import Truth, open_truth, warn_of_mismatched_bank, warn_of_overlap
 from nnnorm.files import Progress
 from nnnorm.input_checks import LIKE_ITEMS
 from nnnorm.methods import NNN
@@ -104,10 +98,6 @@ class Hubs:
     def places(self) -> str:
         """The places that count as retrieved, in words."""
         return "top-1" if self.k == 1 else f"in the top {self.k}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields, ready for JSON."""
-        return asdict(self)
 
 
 # --- counting ------------------------------------------------------------------------------------
@@ -231,7 +221,7 @@ def judge_hubs(
         right = open_truth(truth, n_queries=len(found), n_gallery=n_gallery)
         is_right = right.holds(found)
         kept += np.bincount(found[is_right], minlength=n_gallery)
-        pairs = clusters_of(right)[:, None] * n_gallery + found
+        pairs = right.clusters[:, None] * n_gallery + found
         sizes = np.unique(pairs[~is_right], return_counts=True)[1]
     elif queries is not None:
         sizes = _sizes_of_groups(found, queries)

@@ -13,7 +13,7 @@ a search that scores everything alike gets what chance gives, not what the order
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -56,6 +56,16 @@ class Truth:
     def queries(self) -> IntArray:
         """The query of each pair, shape ``(n_pairs,)``."""
         return np.repeat(np.arange(len(self)), self.counts)
+
+    @property
+    def clusters(self) -> IntArray:
+        """A number per query, shared by queries with the same first right item."""
+        return self.items[self.starts[:-1]]
+
+    @property
+    def one_per_cluster(self) -> IntArray:
+        """The first query of each cluster."""
+        return np.unique(self.clusters, return_index=True)[1]
 
     def holds(self, items: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Whether items of each query are right, shape ``(n_queries,)`` or ``(n_queries, k)``."""
@@ -151,11 +161,6 @@ def _make_truth(queries: Any, items: Any, n_queries: int, n_gallery: int) -> Tru
     return Truth(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items)
 
 
-def clusters_of(truth: Truth) -> IntArray:
-    """Return a number per query, shared by queries with the same first right item."""
-    return truth.items[truth.starts[:-1]]
-
-
 def read_truth(path: str | os.PathLike[str]) -> Any:
     """Read a truth file: `.npy` of shape (n_queries,) or (n_pairs, 2), or `.json` with lists."""
     file = Path(path)
@@ -225,6 +230,11 @@ class Evaluation:
     def recall(self, k: int) -> float:
         """R@K of this literature: the mean of `hits`, over all queries."""
         return float(self.hits(k).mean())
+
+    def gain_over(self, raw: "Evaluation", *, seed: int = 0) -> Interval:
+        """The paired difference in R@1 to another search; every command reports this one."""
+        clusters = raw.truth.clusters
+        return interval_of_difference(self.hits(1), raw.hits(1), clusters, seed=seed)
 
     def fractions(self, k: int) -> FloatArray:
         """Share of a query's right items that are among the first k, per query."""
@@ -363,29 +373,6 @@ def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluat
     return Evaluation(right, above, np.ones_like(above), top1, n_gallery, depth)
 
 
-def measure_gain(
-    evaluation: Evaluation,
-    raw: Evaluation,
-    *,
-    clusters: npt.NDArray[Any] | None = None,
-    seed: int = 0,
-) -> Interval:
-    """Compute the paired difference in R@1 between two searches; every command reports this one."""
-    groups = clusters_of(raw.truth) if clusters is None else clusters
-    return interval_of_difference(evaluation.hits(1), raw.hits(1), groups, seed=seed)
-
-
-def join_folds(evaluations: Sequence[Evaluation], folds: IntArray) -> Evaluation:
-    """Take the queries of each fold from an evaluation of its own."""
-    truth = evaluations[0].truth
-    of_pair = folds[truth.queries], np.arange(len(truth.items))
-    above, tied = (
-        np.stack([getattr(one, name) for one in evaluations])[of_pair] for name in ("above", "tied")
-    )
-    top1 = np.stack([one.top1 for one in evaluations])[folds, np.arange(len(folds))]
-    return replace(evaluations[0], above=above, tied=tied, top1=top1)
-
-
 def count_above(
     scores: npt.NDArray[np.float32], truth: Truth, start: int
 ) -> tuple[IntArray, IntArray]:
@@ -430,11 +417,6 @@ def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict
 # --- references that figures are measured with ---------------------------------------------------
 
 
-def one_per_cluster(queries: Embeddings, truth: Truth) -> Embeddings:
-    """Return the first query of each cluster of queries that share their right item."""
-    return queries.subset(np.unique(clusters_of(truth), return_index=True)[1])
-
-
 def count_overlap(references: Embeddings, *queries: Embeddings) -> int:
     """Count the references that are, number for number, among the queries."""
     asked = {row for some in queries for row in _bytes_of_rows(some)}
@@ -456,7 +438,7 @@ def warn_of_mismatched_bank(
     """Warn if references and queries don't seem to come from one source, one query per item."""
     if truth is not None:
         right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
-        queries = one_per_cluster(queries, right)
+        queries = queries.subset(right.one_per_cluster)
     warn_of_mismatch(references, queries, gallery)
 
 

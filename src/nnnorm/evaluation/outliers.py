@@ -21,7 +21,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -106,10 +106,6 @@ class Outlier:
     score: float | None
     signals: Mapping[str, float]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return {**vars(self), "reasons": list(self.reasons), "signals": dict(self.signals)}
-
 
 @dataclass(frozen=True, eq=False)
 class Scan:
@@ -156,7 +152,7 @@ class Scan:
             "n_references": self.n_references,
             "budget": self.budget,
             **{verdict: self.count(verdict) for verdict in ("fine", "watch", "remove")},
-            "outliers": [outlier.to_dict() for outlier in self.outliers],
+            "outliers": [asdict(outlier) for outlier in self.outliers],
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:

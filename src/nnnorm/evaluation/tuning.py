@@ -20,27 +20,11 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_gallery_references, open_references
 from nnnorm.bias import Bias, Popularity
-from nnnorm.dedup import (
-    Duplicates,
-    References,
-    count_references,
-    count_unique,
-    drop_copies,
-    is_sample,
-)
+from nnnorm.dedup import Duplicates, References, count_params, count_references, drop_copies
 from nnnorm.embeddings import Embeddings, FloatArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
-from nnnorm.evaluation.metrics import (
-    Counter,
-    Evaluation,
-    check_bank,
-    clusters_of,
-    evaluate,
-    join_folds,
-    measure_gain,
-    open_truth,
-)
+from nnnorm.evaluation.metrics import Counter, Evaluation, check_bank, evaluate, open_truth
 from nnnorm.evaluation.sweep import GateWatch, Setting, make_settings, sweep_hits
 from nnnorm.files import Progress
 from nnnorm.methods import (
@@ -138,11 +122,15 @@ class Trial:
     settings: list[Setting]
     hits: FloatArray  # (n_settings, n_queries)
     raw: Evaluation
-    clusters: npt.NDArray[Any]
     queries: Embeddings
     gallery: Embeddings
     memory_budget: int
     _evaluations: dict[int, Evaluation] = field(default_factory=dict, repr=False)
+
+    @property
+    def clusters(self) -> npt.NDArray[np.int64]:
+        """A number per query, shared by those that have the same right item."""
+        return self.raw.truth.clusters
 
     @property
     def statistics(self) -> Statistics:
@@ -190,11 +178,14 @@ class Trial:
         """Each fold of the queries with the setting that the other folds choose."""
         folds = split_folds(self.clusters, seed=seed)
         chosen = [self.choose(select, method, folds != fold) for fold in range(folds.max() + 1)]
-        return join_folds([self.evaluation(number) for number in chosen], folds)
-
-    def gain(self, evaluation: Evaluation, *, seed: int = 0) -> Interval:
-        """The paired gain of an evaluation over no correction."""
-        return measure_gain(evaluation, self.evaluation(0), clusters=self.clusters, seed=seed)
+        found = [self.evaluation(number) for number in chosen]
+        of_pair = folds[self.raw.truth.queries], np.arange(len(self.raw.truth.items))
+        return replace(
+            self.raw,
+            above=np.stack([one.above for one in found])[of_pair],
+            tied=np.stack([one.tied for one in found])[of_pair],
+            top1=np.stack([one.top1 for one in found])[folds, np.arange(len(folds))],
+        )
 
 
 def tune(
@@ -209,7 +200,6 @@ def tune(
     clicks: npt.ArrayLike | None = None,
     grids: Mapping[str, Grid] | None = None,
     select: Select = "one-standard-error",
-    clusters: npt.ArrayLike | None = None,
     seed: int = 0,
     normalize: bool | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
@@ -239,8 +229,6 @@ def tune(
         Method name to ``{parameter: values}`` (or a list of such), instead of the default grid.
     select : {"one-standard-error", "max"}
         The rule that chooses `best`; the choices of both rules are reported.
-    clusters : int array, shape (n_queries,), optional
-        Queries that belong together; by default those that share their right item.
     seed : int
         Random seed of the bootstrap.
     normalize : bool, optional
@@ -275,20 +263,18 @@ def tune(
     right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
     check_bank(bank, asked, items, right)
     used = drop_copies(bank, duplicates, progress)
-    trial = try_settings(
-        names, items, used, gallery_bank, asked, right, clusters=clusters, grids=grids, **options
-    )
+    trial = try_settings(names, items, used, gallery_bank, asked, right, grids=grids, **options)
     by_rule, by_maximum = trial.choose("one-standard-error"), trial.choose("max")
     chosen = by_rule if select == "one-standard-error" else by_maximum
     bias, measured = trial.bias(chosen), trial.evaluation(chosen)
     cells = _list_cells(trial, {0: trial.raw, chosen: measured})
-    gain, popularity = trial.gain(measured, seed=seed), None
+    gain, popularity = measured.gain_over(trial.raw, seed=seed), None
     cross_fitted = None
     if clicks is None:
-        cross_fitted = trial.gain(trial.cross_fit(select, seed=seed), seed=seed)
+        cross_fitted = trial.cross_fit(select, seed=seed).gain_over(trial.raw, seed=seed)
     else:
         popularity = _choose_popularity(trial, bias, clicks, **options)
-        raw = trial.evaluation(0).hits(1)
+        raw = trial.raw.hits(1)
         gain = interval_of_difference(popularity.hits, raw, trial.clusters, seed=seed)
         bias = popularity.bias
     near = (is_near(trial.hits[by_maximum], hits, trial.clusters) for hits in trial.hits[1:])
@@ -305,8 +291,7 @@ def tune(
         select=select,
         n_queries=len(asked),
         n_references=count_references(used),
-        n_unique=count_unique(used),
-        references_sampled=is_sample(used),
+        **count_params(used),
         popularity=popularity,
     )
 
@@ -319,7 +304,6 @@ def try_settings(
     queries: Embeddings,
     truth: Any,
     *,
-    clusters: npt.ArrayLike | None = None,
     grids: Mapping[str, Grid] | None = None,
     **options: Any,
 ) -> Trial:
@@ -328,12 +312,7 @@ def try_settings(
     if gallery_references is not None:
         check_same_dim(gallery_references, gallery)
     right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
-    groups = clusters_of(right) if clusters is None else np.asarray(clusters)
-    if groups.shape != (len(right),):
-        raise NNNormError(
-            f"clusters must have one number per query; got {groups.shape} for {len(right)}"
-        )
-    if (groups == groups[0]).all():
+    if len(np.unique(right.clusters)) < 2:
         raise NNNormError(
             "tuning needs at least two queries that do not belong together; got "
             f"{len(right)} in one group"
@@ -364,7 +343,7 @@ def try_settings(
     pairs = zip(methods_tried, ungated, strict=True)
     hits = np.stack([watch.hits(method, hits_of[form], raw) for method, form in pairs])
     budget = options.get("memory_budget", DEFAULT_MEMORY_BUDGET)
-    return Trial(settings, hits, counter.evaluation(), groups, queries, gallery, budget)
+    return Trial(settings, hits, counter.evaluation(), queries, gallery, budget)
 
 
 def check_select(select: str) -> None:

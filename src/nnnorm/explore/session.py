@@ -22,7 +22,7 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import UniqueRows, drop_copies
 from nnnorm.embeddings import Embeddings, FloatArray, IntArray, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation import Scan, Tuning, clusters_of, count_occurrences, scan, tune
+from nnnorm.evaluation import Scan, Tuning, count_occurrences, scan, tune
 from nnnorm.explore.candidates import Answer, Candidates
 from nnnorm.explore.material import Material, Served
 from nnnorm.explore.pictures import Thumbnails
@@ -140,7 +140,7 @@ class Session:
         self.chosen = draw_some(len(material.queries), most, seed)
         self.queries = _in_memory(material.queries, self.chosen)
         self.truth = None if material.truth is None else material.truth.some_queries(self.chosen)
-        self.clusters = None if self.truth is None else clusters_of(self.truth)
+        self.clusters = None if self.truth is None else self.truth.clusters
         unique = drop_copies(material.references, progress=progress)
         self.unique = cast(UniqueRows, unique)
         self.statistics = Statistics.of_embeddings(material.gallery, self.unique, progress=progress)

@@ -11,18 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nnnorm import evaluation
 from nnnorm.dedup import describe_size
-from nnnorm.evaluation import (
-    Audit,
-    Check,
-    Comparison,
-    Diagnosis,
-    Drift,
-    Interval,
-    Result,
-    Scan,
-    Tuning,
-)
 from nnnorm.methods import NO_CORRECTION, describe_setting
 
 if TYPE_CHECKING:
@@ -175,7 +165,9 @@ class Table:
 # --- methods, banks, settings --------------------------------------------------------------------
 
 
-def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str] = ()) -> Table:
+def tabulate_results(
+    results: Sequence[evaluation.Result], title: str, notes: Sequence[str] = ()
+) -> Table:
     """Make one row per correction: R@K, the gain with its interval, and hubness."""
     rows = []
     for result in results:
@@ -193,7 +185,7 @@ def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str]
     return Table(title, columns, tuple(rows), tuple(notes), optional=("R@5",))
 
 
-def tabulate_comparison(comparison: Comparison) -> Table:
+def tabulate_comparison(comparison: evaluation.Comparison) -> Table:
     """Make a table of methods, one row each."""
     unique = comparison.n_unique, comparison.references_sampled
     title = (
@@ -214,7 +206,7 @@ def tabulate_comparison(comparison: Comparison) -> Table:
     return tabulate_results(comparison.results, title, [note])
 
 
-def tabulate_tuning(tuning: Tuning) -> Table:
+def tabulate_tuning(tuning: evaluation.Tuning) -> Table:
     """Make a table of no correction and the chosen settings."""
     chosen = {"": tuning.uncorrected, "one standard error": tuning.best_by_rule}
     if tuning.best_by_rule is tuning.best_by_maximum:
@@ -260,7 +252,7 @@ def tabulate_tuning(tuning: Tuning) -> Table:
 # --- hubs, drift, outliers, check ----------------------------------------------------------------
 
 
-def tabulate_diagnosis(diagnosis: Diagnosis) -> tuple[Table, Table]:
+def tabulate_diagnosis(diagnosis: evaluation.Diagnosis) -> tuple[Table, Table]:
     """Make a table of how hits are spread, and one of the hubs."""
     null = diagnosis.null_model
     statistics, models = [diagnosis.before], [null]
@@ -304,7 +296,7 @@ def tabulate_diagnosis(diagnosis: Diagnosis) -> tuple[Table, Table]:
     return Table(title, columns, rows, tuple(notes)), _hub_table(diagnosis)
 
 
-def _hub_table(diagnosis: Diagnosis) -> Table:
+def _hub_table(diagnosis: evaluation.Diagnosis) -> Table:
     """One row per hub; columns that nothing is known of are left out."""
     hubs = diagnosis.hubs
     wrong = [hub.wrong_share for hub in hubs if hub.wrong_share is not None]
@@ -320,7 +312,7 @@ def _hub_table(diagnosis: Diagnosis) -> Table:
     return Table(f"The {len(rows)} most retrieved items", tuple(shown), rows)
 
 
-def tabulate_drift(drift: Drift) -> Table:
+def tabulate_drift(drift: evaluation.Drift) -> Table:
     """Make a table of what today's queries say about a corrector, its verdict first."""
     cells = {
         "z: queries against bank, 0 as of one source": _signed(drift.z).removeprefix("+"),
@@ -346,7 +338,7 @@ def tabulate_drift(drift: Drift) -> Table:
     return Table(title, ("", "today"), tuple(cells.items()), tuple(notes))
 
 
-def tabulate_scan(scan: Scan) -> Table:
+def tabulate_scan(scan: evaluation.Scan) -> Table:
     """Make one row per outlier: verdict, score, and the reasons."""
     n_bad, n_watched = scan.count("remove"), scan.count("watch")
     found = f"{n_bad:,} to remove" if n_bad else "Nothing to remove"
@@ -362,14 +354,14 @@ def tabulate_scan(scan: Scan) -> Table:
     return Table(title, ("id", "score", "verdict", "reasons"), tuple(rows), notes)
 
 
-def tabulate_check(check: Check) -> Table:
+def tabulate_check(check: evaluation.Check) -> Table:
     """Make a row per search: as it is, corrected, and by chance."""
     searches = {"as it is": check, "NNN, automatic": check.automatic, "NNN, tuned": check.tuned}
     rows: list[tuple[str, ...]] = []
     for name, one in searches.items():
         if one is not None:
             recall = "" if one.recall_at_1 is None else _percent(one.recall_at_1)
-            gain = show_gain(None if isinstance(one, Check) else one.gain)
+            gain = show_gain(None if isinstance(one, evaluation.Check) else one.gain)
             beyond = f"{100 * one.hubs.beyond_chance:.0f} %"
             rows.append((name, recall, gain, f"{one.hubs.most:,}", f"{one.hubs.n_never:,}", beyond))
     chance = f"{check.hubs.most_by_chance:.0f}", f"{check.hubs.n_never_by_chance:,.0f}"
@@ -397,7 +389,7 @@ def tabulate_check(check: Check) -> Table:
 # --- audits --------------------------------------------------------------------------------------
 
 
-def tabulate_audit(audit: Audit) -> tuple[Table, Table]:
+def tabulate_audit(audit: evaluation.Audit) -> tuple[Table, Table]:
     """Make a table of the means with their intervals, and one of the single queries."""
     with_after = bool(audit.after)
     rows = []
@@ -417,7 +409,7 @@ def tabulate_audit(audit: Audit) -> tuple[Table, Table]:
     return means, _tabulate_queries(audit)
 
 
-def _tabulate_queries(audit: Audit) -> Table:
+def _tabulate_queries(audit: evaluation.Audit) -> Table:
     shown = [line.metric for line in audit.lines if line.metric.startswith(("bias@", "precision"))]
     shown = shown or [line.metric for line in audit.lines if line.metric.startswith("max skew")]
     order = np.arange(len(audit.queries))
@@ -445,6 +437,6 @@ def _signed(value: float) -> str:
     return f"{value:+.1f}".replace("-", "−")
 
 
-def show_gain(gain: Interval | None) -> str:
+def show_gain(gain: evaluation.Interval | None) -> str:
     """Write a gain in points, with its interval."""
     return "" if gain is None else gain.show()
