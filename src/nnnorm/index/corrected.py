@@ -324,7 +324,9 @@ class CorrectedIndex:
             if popularity is None and state.config.popularity is not None:
                 warn(f"the clicks of {backend.name} are left out; pass popularity= to keep them")
             n_items = backend.count(state.version)
-            clicks = _clicks_by_id(popularity, ids, n_items, backend.name) if popularity else {}
+            clicks: dict[Any, float] = {}
+            if popularity is not None:
+                clicks = _clicks_by_id(popularity, ids, n_items, backend.name)
             finished = self._finished()
             config = IndexConfig.make(
                 new,

@@ -1,22 +1,21 @@
 """`verify_index`: compare an index with the exact corrected search."""
 
-import contextlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from nnnorm.corrector import Correction, open_corrector
 from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError
-from nnnorm.index.backend import Backend, FloatArray, Ids
+from nnnorm.index.backend import FloatArray, Ids
 from nnnorm.index.config import bias_values
-from nnnorm.index.corrected import CorrectedIndex, open_index
+from nnnorm.index.corrected import CorrectedIndex
 from nnnorm.tables import check_ids
 
 _GOOD_RECALL = {True: 1.0, False: 0.95}  # by whether the engine compares every item
 _GOOD_SCORE = 1e-3  # of the spread of the scores
 _NEAR = 1e-2  # of a row's norm, or of the spread of the bias
+_MOST_ASKED = 200
 _BLOCK = 64  # queries compared with all items at once
 
 
@@ -42,35 +41,26 @@ class Verification:
 
 
 def verify_index(
-    index: CorrectedIndex | Backend | str,
+    index: CorrectedIndex,
     queries: Source,
     *,
-    corrector: Correction | None = None,
     gallery: Source | None = None,
     ids: Any = None,
     k: int = 10,
-    weight: float | None = None,
-    sample: int = 200,
-    seed: int = 0,
 ) -> Verification:
     """Compare an index with the exact corrected search of the items that it holds.
 
     Parameters
     ----------
-    index : CorrectedIndex, Backend or str
-        A URL is opened and closed again.
+    index : CorrectedIndex
+        If it was opened with its corrector, the stored bias of every item is checked.
     queries : array or path, shape (n_queries, dim)
-    corrector : Corrector or path, optional
-        The corrector of the index. With it, the stored bias of every item is checked.
+        At most 200 of them are asked, chosen at random.
     gallery : array or path, shape (n_gallery, dim), optional
         What the index should hold; needs the corrector. With it, all rows are checked.
     ids : sequence of int or str, optional
         Ids of the gallery, by default those of its file, or 0…n−1.
     k : int
-    weight : float, optional
-        Replaces the weight of the corrector.
-    sample : int
-        Number of queries to ask, chosen at random with `seed`.
 
     Returns
     -------
@@ -85,34 +75,28 @@ def verify_index(
     >>> verify_index(index, shapes.queries).is_good
     True
     """
-    with contextlib.ExitStack() as stack:
-        if not isinstance(index, CorrectedIndex):
-            index = stack.enter_context(open_index(index, corrector))
-        elif corrector is not None:
-            index = CorrectedIndex(index.backend, open_corrector(corrector))
-        config = index.config
-        parts = list(index.scan())
-        if not parts:
-            raise NNNormError(f"{index.backend.name} has no items to verify")
-        stored: Ids = np.concatenate([part.ids for part in parts])
-        rows = np.concatenate([part.vectors for part in parts])
-        values = np.concatenate([np.asarray(part.bias) for part in parts])
-        problems = _check_bias(index, rows, values)
-        if gallery is not None:
-            problems += _check_rows(index, stored, rows, gallery, ids)
-        used = config.use_weight(weight)
-        asked = config.open_queries(queries, index.backend.name)
-        some = np.random.default_rng(seed).permutation(len(asked))[:sample]
-        asked = asked[np.sort(some)]
-        recall, error, scale = _compare(index, asked, stored, rows, values, used, k)
-        if recall < _GOOD_RECALL[index.backend.is_exact] - 1e-3:
-            problems.append(
-                f"it finds {recall:.1%} of the {k} best: search more broadly (ef, probes), or use "
-                "an exact kind of index"
-            )
-        if error > _GOOD_SCORE * scale:
-            problems.append(f"its scores differ from the exact ones by up to {error:.2g}")
-        return Verification(recall, error, len(asked), len(stored), k, tuple(problems))
+    name = index.backend.name
+    parts = list(index.scan())
+    if not parts:
+        raise NNNormError(f"{name} has no items to verify")
+    stored: Ids = np.concatenate([part.ids for part in parts])
+    rows = np.concatenate([part.vectors for part in parts])
+    values = np.concatenate([np.asarray(part.bias) for part in parts])
+    problems = _check_bias(index, rows, values)
+    if gallery is not None:
+        problems += _check_rows(index, stored, rows, gallery, ids)
+    asked = index.config.open_queries(queries, name)
+    some = np.random.default_rng(0).permutation(len(asked))[:_MOST_ASKED]
+    asked = asked[np.sort(some)]
+    recall, error, scale = _compare(index, asked, stored, rows, values, k)
+    if recall < _GOOD_RECALL[index.backend.is_exact] - 1e-3:
+        problems.append(
+            f"it finds {recall:.1%} of the {k} best: search more broadly (ef, probes), or use an "
+            "exact kind of index"
+        )
+    if error > _GOOD_SCORE * scale:
+        problems.append(f"its scores differ from the exact ones by up to {error:.2g}")
+    return Verification(recall, error, len(asked), len(stored), k, tuple(problems))
 
 
 def _compare(
@@ -121,7 +105,6 @@ def _compare(
     ids: Ids,
     rows: FloatArray,
     values: FloatArray,
-    weight: float,
     k: int,
 ) -> tuple[float, float, float]:
     """Recall, largest error of a score, and spread of the scores."""
@@ -130,10 +113,10 @@ def _compare(
     wanted = min(k, len(ids))
     for start in range(0, len(queries), _BLOCK):
         some = queries[start : start + _BLOCK]
-        exact = some @ rows.T - np.float32(weight) * values
+        exact = some @ rows.T - np.float32(index.config.weight) * values
         scale = max(scale, float(np.ptp(exact)))
         last = -np.partition(-exact, wanted - 1, axis=1)[:, wanted - 1]
-        hits = index.search(some, k, weight=weight)
+        hits = index.search(some, k)
         for row, (found, scores) in enumerate(zip(hits.ids, hits.scores, strict=True)):
             known = [place[own] for own in found.tolist() if own in place]
             true = exact[row, known]
@@ -166,7 +149,9 @@ def _check_rows(
 ) -> list[str]:
     corrector = index.corrector
     if corrector is None:
-        raise NNNormError("a gallery is compared as its corrector reads it; pass corrector too")
+        raise NNNormError(
+            "a gallery is compared as its corrector reads it; open the index with its corrector"
+        )
     items = corrector.open(gallery, "gallery")
     named = items.ids if ids is None else ids
     given = np.arange(len(items)) if named is None else check_ids(named, len(items))
