@@ -202,9 +202,10 @@ def test_a_device_that_is_missing_is_named(problem, device):
 
 
 @pytest.mark.parametrize("solver", ["auto", "exact", "torch", "approximate"])
-def test_every_solver_checks_k(problem, solver):
-    with pytest.raises(NNNormError, match="k must be between 1 and the 17000 columns"):
-        compute_means(solver, Products(*problem), 0)
+def test_more_references_than_there_are_is_one_sentence_with_every_solver(solver):
+    rows = np.random.default_rng(0).normal(size=(5, 8))
+    with pytest.raises(NNNormError, match="reference_k is 6, but there are only 5 references"):
+        CSLS(reference_k=6).fit(rows[:3], rows, solver=solver, normalize=True)
 
 
 def test_ready_scores_need_the_exact_solver():

@@ -203,7 +203,7 @@ def test_bad_inputs_and_types_are_one_sentence_and_finished_work_is_kept(workpla
     before = sorted((workplace / "out/text_emb").iterdir())
     parquet.write_table(pyarrow.table({"title": ["a"], "n": [1]}), "captions.parquet")
     result = run(*encode, "--texts", "captions.parquet", "--text-column", "caption")
-    assert_fails(result, "there is no column 'caption'; it has: title, n")
+    assert_fails(result, "needs the column caption; caption is not there, it has: title, n")
     (workplace / "urls.txt").write_text("https://example.org/a.jpg\n")
     assert_fails(run(*encode, "--images", "urls.txt"), "is a URL; download its files first")
     result = run(*encode, "--images", "pictures", "--dtype", "float8")

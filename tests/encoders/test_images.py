@@ -43,7 +43,7 @@ def test_a_decompression_bomb_is_rejected_by_its_header(tmp_path, size):
     path = tmp_path / "bomb.png"
     path.write_bytes(png_that_claims(*size))
     for look in (open_image, lambda p: check_inputs([p])):
-        with pytest.raises(NNNormError, match="pixels"):
+        with pytest.raises(NNNormError, match=r"too large \(.*pixels|pixels.*too large"):
             look(path)
 
 

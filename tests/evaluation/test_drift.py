@@ -118,7 +118,7 @@ def test_the_path_of_a_saved_corrector_will_do(shapes, corrector, tmp_path):
     corrector.save(path := tmp_path / "corrector.safetensors")
     queries = shapes.queries[::5][:64]
     assert measure_drift(str(path), queries) == measure_drift(corrector, queries)
-    with pytest.raises(NNNormError, match="or the path of a saved one; got Bias"):
+    with pytest.raises(NNNormError, match="or the path of its file; got Bias"):
         measure_drift(corrector.bias, queries)
 
 

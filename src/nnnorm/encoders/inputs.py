@@ -261,7 +261,8 @@ def _opened(source: str | os.PathLike[str]) -> Iterator[Any]:
         raise
     except Exception as error:  # each of Pillow's readers raises its own kind of error
         raise NNNormError(
-            f"image {path} can't be read ({first_line(error)}); is it cut short, or not an image?"
+            f"image {path} can't be read ({first_line(error)}); is it too large, cut short, or not "
+            "an image?"
         ) from error
 
 
