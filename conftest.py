@@ -21,6 +21,9 @@ from hypothesis import HealthCheck, settings
 FOREIGN = r"CI|GITHUB_.*|.*_PROXY|NO_COLOR|(FORCE|PY|TTY)_.*|CLICOLOR.*|PG[A-Z]+"
 for variable in [name for name in os.environ if re.fullmatch(FOREIGN, name.upper())]:
     del os.environ[variable]
+# Byte code is written: without it, every process would compile the package and its tests again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ |= {"COLUMNS": "80", "TERM": "xterm", "LC_ALL": "C.UTF-8", "HF_HUB_OFFLINE": "1"}
 # Libraries above the engines must not report that they were used.
 os.environ |= {"HAYSTACK_TELEMETRY_ENABLED": "False", "LANGSMITH_TRACING": "false"}
@@ -39,7 +42,7 @@ settings.register_profile(
 settings.register_profile("quick", settings.get_profile("steady"), max_examples=25)
 settings.load_profile("steady")
 
-# Every run of a command in a test would build the parsers of all commands anew.
+# Every run of a command in a test would build the parsers of all commands again.
 build_command = typer.main.get_command
 build_once = functools.cache(lambda app, *_: build_command(app))
 typer.main.get_command = lambda app: build_once(
@@ -55,16 +58,13 @@ gc.disable()
 # They run the whole demo, a whole table or a whole check, measure this machine, or load torch or
 # another large library.
 SLOW_DOCTESTS = (
-    "src/nnnorm/demo/",
+    "src/nnnorm/demo.py",
     "src/nnnorm/encoders/",
     "src/nnnorm/integrations/",
     "src/nnnorm/explore/",
-    "src/nnnorm/report/audits.py",
-    "src/nnnorm/report/figure.py",
     "src/nnnorm/report/plots.py",
-    "src/nnnorm/report/hits.py",
-    "src/nnnorm/study/checkup.py",
-    "src/nnnorm/study/drift.py",
+    "src/nnnorm/evaluation/checking.py",
+    "src/nnnorm/evaluation/drift.py",
 )
 
 

@@ -1,9 +1,9 @@
-"""What one query costs through `index.search`, beside the same call with the engine's own client.
+"""What one query costs through `index.search` and through the engine's own client.
 
 Synthetic unit rows (5,000 items, 256 dimensions) go into each engine with the correction built in.
-One query at a time is sent in turns, through `index.search` and with the engine's own call, which
-gets the vector of `index.transform_queries` ready made. Both ask for 10 hits. Of each side the
-medians count: of the CPU seconds of this process, without those of a server, and of the
+One query at a time is sent through `index.search` and with the engine's own call, in alternation.
+The latter gets the vector of `index.transform_queries`. Both ask for 10 hits. The medians of
+each side count: of the CPU seconds of this process, without those of a server, and of the
 clock on the wall.
 
     python benchmarks/calls.py [--engine NAME] [--calls 300] [--output FILE.json]

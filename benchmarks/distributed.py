@@ -1,6 +1,6 @@
 """`transform_parquet` on two Ray workers next to one process with two threads: the same files.
 
-Both read parquet files, compute bias values and write parquet files, in turns in one run. Processor
+Both read parquet files, compute bias values and write parquet files, interleaved in one run. CPU
 time counts the work of all workers and of this process; it does not depend on what else the machine
 does. Wall-clock time does.
 
@@ -129,7 +129,7 @@ def tables(results: dict[str, Any]) -> str:
     return (
         f"{table(head, rows)}\n\n{results['n_items']:,} items in {N_FILES} files, "
         f"{results['n_references']:,} past queries, {DIM} dimensions, reference_k = {K}. Medians "
-        f"of {len(results['wall']['ray'])} runs in turns, at a load of {results['load']} on "
+        f"of {len(results['wall']['ray'])} interleaved runs, at a load of {results['load']} on "
         f"{cpu['cores']} cores; values differ by at most {results['largest_difference']:.0e}. "
         f"{cpu['cpu']}, Ray {results['versions']['ray']}."
     )

@@ -59,7 +59,7 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Counts of the verdicts and medians over the seeds, for each number of queries."""
+    """Counts of the results and medians over the seeds, for each number of queries."""
     parts = []
     for size in SIZES:
         rows = []

@@ -1,8 +1,8 @@
 """What the correction costs inside each engine: recall and latency, with and without it.
 
 The photos of Flickr8k, tiled to 100,000 items with noise, go into each engine twice: as they are,
-and with the correction built in. Test captions ask both in turns, in batches, one thread where the
-engine lets us say so. What runs in this process is timed by its own seconds of CPU, which leave out
+and with the correction built in. Test captions ask both alternately, in batches, one thread if the
+engine allows it. What runs in this process is timed by its own seconds of CPU, which leave out
 what else the machine did; a server by the clock on the wall. Of several rounds the fastest counts;
 latency is the median over the batches, and so is the ratio of the two sides. Recall is against the
 exact search, uncorrected and corrected.
@@ -13,7 +13,7 @@ do two divisions into cells: these are built several times, from items in anothe
 row has the median over its builds, and the smallest and largest ratio.
 
     python benchmarks/engines.py                        # measure all, write JSON, print the table
-    python benchmarks/engines.py --engine faiss-hnsw    # measure some anew, keep the others
+    python benchmarks/engines.py --engine faiss-hnsw    # measure some again, keep the others
     python benchmarks/engines.py --missing              # only what the JSON does not have yet
     python benchmarks/engines.py --tables               # print the table of the stored JSON
     python benchmarks/engines.py --items 2000 --output try.json    # does everything run?
@@ -50,7 +50,7 @@ OUTPUT = RESULTS / "engines.json"
 N_ITEMS, N_QUERIES, N_REFERENCES, K, ROUNDS = 100_000, 400, 10_000, 10, 5
 # In memory where there is such a folder: Qdrant's local mode waits for the disk with every point.
 QUICK = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-NOISE = 0.5  # norm of what is added to a unit vector before it is normalised again
+NOISE = 0.5  # norm of what is added to a unit vector before it is normalized again
 
 
 class Engine(NamedTuple):
@@ -180,7 +180,7 @@ def shown(url: str) -> str:
 def measure_once(
     engine: Engine, data: Data, queries: Floats, order: Ints, *, plain_first: bool
 ) -> Record:
-    """Build both from items in this order, then ask them in turns."""
+    """Build both from items in this order, then ask them alternately."""
     items = Items(order, data.gallery[order], None, [{} for _ in order])
     server = postgres() if "{postgres}" in engine.url else ""
     seconds = {}

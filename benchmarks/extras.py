@@ -7,7 +7,7 @@
 For every extra: a new virtual environment, the package with that extra and nothing else (through
 constraints.txt), an import of every module the extra's own libraries bring and of every module of
 nnnorm, and the size on disk; then the tests that `make test` leaves out because the libraries are
-too large for it. The core install comes first, for comparison. Prints a table, writes
+too large for it. The first row is the core install, for comparison. Prints a table, writes
 results/extras.json and puts the table into docs/encoders.md; where one fails, exit code 1, and
 neither is changed.
 """
@@ -122,12 +122,11 @@ def size_of(folder):
 
 def tables(results):
     """The table of the docs."""
-    lines = ["| extra | installs | size on disk |", "|---|---|---:|"]
+    lines = ["| extra | size on disk |", "|---|---:|"]
     for extra, facts in results.get("extras", {}).items():
-        name = "nothing but the core" if extra == CORE else f"`nnnorm[{extra}]`"
-        libraries = ", ".join(sorted(facts["libraries"], key=str.lower))
+        name = "the core alone" if extra == CORE else f"`nnnorm[{extra}]`"
         size = "failed" if "error" in facts else f"{facts['megabytes']:,} MB"
-        lines.append(f"| {name} | {libraries} | {size} |")
+        lines.append(f"| {name} | {size} |")
     return "\n".join(lines) + "\n"
 
 

@@ -9,7 +9,7 @@ for this small encoder.
     python benchmarks/flickr8k.py --tables                    # print the tables of the stored JSON
     python benchmarks/flickr8k.py --write-splits ../splits    # only write the files of each split
 
-The embeddings are read from `../shared/data` beside the repository (or `--data`), never copied.
+The embeddings are read from `../shared/data` next to the repository (or `--data`), never copied.
 """
 
 import argparse
@@ -179,19 +179,18 @@ def tables(results: Record) -> str:
     for task, words in (("image", "Image retrieval"), ("text", "Text retrieval")):
         some = [ablation for ablation in results["ablations"] if ablation["task"] == task]
         parts.append(f"### {words}\n\n{ablation_table(some)}")
-    parts.append("## NNN's grid, laid open")
+    parts.append("## Best settings")
     parts.append(trends.tables(results["grids"], results["galleries"]))
     return "\n\n".join(parts) + "\n"
 
 
 def comparison_table(comparisons: list[Record]) -> str:
-    rule, maximum = comparisons
-    columns = ["method", "one standard error", "R@1", "R@5", "R@10", "gain in R@1", "max N₁"]
-    columns += ["maximum", "R@1", "R@5", "R@10", "gain in R@1"]
-    rows = []
-    for first, second in zip(rule["results"], maximum["results"], strict=True):
-        hubs = str(first["hubness"]["max"])
-        rows.append([first["method"], *result_columns(first), hubs, *result_columns(second)])
+    rule = comparisons[0]
+    columns = ["method", "tuned setting", "R@1", "R@5", "R@10", "gain in R@1", "most top-1 hits"]
+    rows = [
+        [result["method"], *result_columns(result), str(result["hubness"]["max"])]
+        for result in rule["results"]
+    ]
     sizes = (
         f"{rule['n_queries']:,} test queries, {rule['n_gallery']:,} items, "
         f"{rule['n_references']:,} references."
@@ -211,7 +210,7 @@ def setting_words(params: Mapping[str, Any]) -> str:
     short = {"reference_k": "k", "alpha": "α", "weight": "λ", "beta": "β", "tau": "τ"}
     short |= {"beta_query": "β_q", "beta_gallery": "β_g"}
     words = [f"{short[n]} = {v:.4g}" for n, v in params.items() if n in short]
-    return ", ".join([*words, *(["centred"] if params.get("center") is True else [])])
+    return ", ".join([*words, *(["centered"] if params.get("center") is True else [])])
 
 
 def interval_words(gain: Record | None) -> str:
@@ -222,15 +221,12 @@ def interval_words(gain: Record | None) -> str:
 
 
 def ablation_table(ablations: list[Record]) -> str:
-    columns = ["bank", "references", "one standard error", "R@1", "gain"]
-    columns += ["maximum", "R@1", "gain", "automatic R@1", "gain"]
-    none = f"{100 * ablations[0]['uncorrected']['recall_at_1']:.2f}"
-    rows = [["none", "0", "", none, "", "", none, "", none, ""]]
-    for rule, maximum in zip(*(ablation["rows"] for ablation in ablations), strict=True):
-        row = [f"{rule['bank']} {100 * rule['share']:.0f} %", f"{rule['n_references']:,}"]
-        for result in (rule["tuned"], maximum["tuned"]):
-            row += [setting_words(result["params"]) or "no correction", *recall_and_gain(result)]
-        rows.append([*row, *recall_and_gain(rule["automatic"])])
+    columns = ["past queries", "number", "tuned setting", "R@1", "gain", "automatic R@1", "gain"]
+    rows = []
+    for rule in ablations[0]["rows"]:
+        tuned = setting_words(rule["tuned"]["params"]) or "no correction"
+        row = [f"{rule['bank']} {100 * rule['share']:.0f} %", f"{rule['n_references']:,}", tuned]
+        rows.append([*row, *recall_and_gain(rule["tuned"]), *recall_and_gain(rule["automatic"])])
     return table(columns, rows)
 
 

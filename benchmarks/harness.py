@@ -100,6 +100,7 @@ def run_command(
         return 1
     results = measure(arguments)
     is_stored = arguments.output is not None and arguments.output.resolve() == stored
+    is_stored = is_stored and stored.is_file()
     old = tables(json.loads(stored.read_text(encoding="utf-8"))) if is_stored and page else ""
     store(arguments.output, results)
     if old and page and not paste(page, old, tables(results)):

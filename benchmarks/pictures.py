@@ -11,13 +11,13 @@ from typing import Any
 from nnnorm.files import write_whole
 
 DARK = "-dark"
-# The lightness of a dark page, of its brightest ink, and of colours on it.
+# The lightness of a dark page, of its brightest ink, and of colors on it.
 _PAGE, _INK = 0.14, 0.93
 _N_COLOURS = 128
 
 
 def save_both(figure: Any, path: Path, dpi: int = 100) -> None:
-    """Write a figure for white pages to `path`, and for dark ones beside it."""
+    """Write a figure for white pages to `path`, and for dark ones next to it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _save(figure, path, dpi)
     darken(figure)
@@ -25,7 +25,7 @@ def save_both(figure: Any, path: Path, dpi: int = 100) -> None:
 
 
 def darken(figure: Any) -> None:
-    """Give all parts of a figure the colours of a dark page."""
+    """Give all parts of a figure the colors of a dark page."""
     from matplotlib.collections import Collection
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -63,7 +63,7 @@ def _dark(colour: Any) -> Any:
 
 
 def _save(figure: Any, path: Path, dpi: int) -> None:
-    """Write a PNG of few colours, a third of the size."""
+    """Write a PNG of few colors, a third of the size."""
     from PIL import Image
 
     drawn, small = io.BytesIO(), io.BytesIO()

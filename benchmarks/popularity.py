@@ -1,4 +1,4 @@
-"""Clicks beside the correction, under traffic that follows Zipf's law.
+"""Clicks with the correction, under traffic that follows Zipf's law.
 
 Flickr8k's 1,000 test photos and the shapes data. A log of 6,000 queries (captions 0 to 3 of photos
 drawn by Zipf's law, with a little noise) is halved: the first half is the bank, and its right items
@@ -94,7 +94,7 @@ def tables(results: dict[str, Any]) -> str:
 
 def main() -> int:
     return run_benchmark(
-        "Measure clicks beside the correction.",
+        "Measure clicks with the correction.",
         OUTPUT,
         measure,
         tables,

@@ -1,6 +1,6 @@
 """The real embedding sets, read for the benchmarks: splits, tasks, and whole grids on subsets.
 
-The embeddings stay where they are (`../shared/data` beside the repository, or `--data`). Flickr8k
+The embeddings stay where they are (`../shared/data` next to the repository, or `--data`). Flickr8k
 has five captions per photo and a split into train, validation and test; Unsplash has one text per
 photo and no split. "Image retrieval" means that captions ask for photos, "text retrieval" that
 photos ask for captions. The other sets are queries, documents and the pairs that belong together.
@@ -79,7 +79,7 @@ class Pairs:
         return len(self.text) // len(self.image)
 
     def some(self, images: Ints) -> "Pairs":
-        """Some photos with their texts, numbered anew."""
+        """Some photos with their texts, numbered from 0."""
         return Pairs(self.image[images], self.text[rows_of(images, self.n_texts)])
 
     def task(self, direction: Direction) -> Task:
@@ -166,7 +166,7 @@ class GridOnPool:
     pool : Pairs
     direction : str
     settings : list of Setting
-        "none" comes first.
+        "none" is the first.
     corrections : ndarray, shape (n_settings, n_items)
     """
 
@@ -186,7 +186,7 @@ class GridOnPool:
         return cls(pool, direction, settings, np.stack([s.correction() for s in settings]))
 
     def hits(self, images: Ints, more: Sequence[Floats] = ()) -> Floats:
-        """Whether each query of a gallery of these photos has a right item in first place.
+        """Whether each query of a gallery of these photos has a right item as top-1.
 
         Parameters
         ----------

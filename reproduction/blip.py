@@ -27,7 +27,7 @@ from nnnorm import NNNormError, search
 from nnnorm.encoders import Encoder, open_image
 from nnnorm.files import make_folder, write_whole
 from reproduction import say
-from reproduction.material import RowFile
+from reproduction.material import RowFile, keep_about
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 SHORTLIST = 256  # as BLIP's authors use for COCO
@@ -49,18 +49,11 @@ def match_to_files(
     inputs = {"images": images, "captions": captions, "references": references}
     about = {"model": dict(encoder.about), "shortlist": shortlist}
     about |= {name: _digest(items) for name, items in inputs.items()}
-    text = json.dumps(about, indent=1, ensure_ascii=False)
     files = [folder / "test-scores.npy", folder / "reference-scores.npy"]
-    stored, work = folder / "matching.json", folder / "matching.partial"
-    if stored.is_file() and stored.read_text(encoding="utf-8") != text:
-        raise NNNormError(
-            f"{folder} has scores of another model, shortlist or inputs; choose another folder, or "
-            "remove it"
-        )
+    keep_about(make_folder(folder) / "matching.json", about)
     if all(file.is_file() for file in files):
         return files
-    make_folder(work)
-    write_whole(stored, lambda file: file.write(text.encode()))
+    work = make_folder(folder / "matching.partial")
     seen, read, past = (
         _embed(encoder, items, work / f"{name}.npy") for name, items in inputs.items()
     )

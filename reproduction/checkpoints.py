@@ -72,7 +72,7 @@ def read_checkpoint(path: Path) -> State:
     except Exception as error:  # pickle, zipfile, torch and safetensors have kinds of their own
         # Not quoted: torch's message recommends a way of loading that runs code of the file.
         raise NNNormError(
-            f"checkpoint {path} can't be read as tensors; is it cut short, or another kind of "
+            f"checkpoint {path} can't be read as tensors; is it truncated, or another kind of "
             "file? One that holds other objects is never unpickled: save its state dict alone"
         ) from error
     for place in ("model", "module", "state_dict"):

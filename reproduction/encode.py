@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from nnnorm import NNNormError
 from nnnorm.encoders import Encoder, load_encoder
-from nnnorm.files import make_folder, write_whole
+from nnnorm.files import make_folder
 from reproduction import say
-from reproduction.material import SHARE, EmbeddingFolder, RowFile
+from reproduction.material import SHARE, EmbeddingFolder, RowFile, keep_about
 from reproduction.paper import TWO_BANKS, Experiment, PaperTable, load_paper
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -247,22 +247,8 @@ def fill_rows(
     make_folder(folder)
     listed = hashlib.sha256(json.dumps([Path(item).name for item in items]).encode())
     about = {**encoder.about, "n_rows": len(items), "items_sha256": listed.hexdigest()}
-    about = json.loads(json.dumps(about))
-    path, stored = folder / f"{side}.npy", folder / f"{side}.json"
-    if stored.exists():
-        found = json.loads(stored.read_text(encoding="utf-8"))
-        moves = (
-            {"model"} if about.get("weights_sha256") else set()
-        )  # with a hash, it may have moved
-        if changed := [k for k in about if k not in moves and found.get(k) != about[k]]:
-            raise NNNormError(
-                f"{path} was made with another {changed[0]} ({str(found.get(changed[0]))[:60]}; "
-                f"now {str(about[changed[0]])[:60]}); choose another folder, or remove it"
-            )
-    else:
-        text = json.dumps(about, indent=1, ensure_ascii=False)
-        write_whole(stored, lambda file: file.write(text.encode()))
-    matrix = RowFile(path, (len(items), encoder.dim))
+    keep_about(folder / f"{side}.json", about)
+    matrix = RowFile(folder / f"{side}.npy", (len(items), encoder.dim))
     encode = encoder.encode_images if side == "images" else encoder.encode_texts
     missing = rows[~matrix.is_there[rows]]
     for start in range(0, len(missing), _ROWS):

@@ -12,14 +12,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nnnorm.evaluation import count_occurrences, find_hubs, find_rescued
-from nnnorm.report import Hits, plot_audit, plot_hits, plots
+from nnnorm.report import BLUE, GREEN, ORANGE, Hits, plot_audit, plot_hits, plots
 from reproduction.material import EmbeddingFolder, Shown
 from reproduction.paper import Cell, Experiment, PaperTable, find_fine_tuned
 from reproduction.run import Runner
 
 Figures: TypeAlias = dict[str, Callable[[], Any]]
 _PLACES, _QUERIES = 10, 4
-_GREEN, _ORANGE, _BLUE = "#009E73", "#D55E00", "#0072B2"
 
 
 def find_figures(
@@ -90,7 +89,7 @@ def draw_rescued(runner: Runner, experiment: Experiment) -> Any:
     found = found or [Hits("no query was answered by a hub and is right now", [])]
 
     def color(hits: Hits, item: int) -> str | None:
-        return _GREEN if item in hits.right else _ORANGE if item in hubs else None
+        return GREEN if item in hits.right else ORANGE if item in hubs else None
 
     return plot_hits(found, _show(shown), color, "green: the right item, orange: a hub")
 
@@ -102,7 +101,7 @@ def draw_groups(runner: Runner, experiment: Experiment) -> Any:
         runner.search_groups(there, _PLACES) for there in (plain, experiment)
     )
     one, other = about.difference
-    colors = {one: _ORANGE, other: _BLUE}
+    colors = {one: ORANGE, other: BLUE}
     groups = np.array(about.groups)[before.indices]
     lean = np.abs((groups == one).sum(axis=1) - (groups == other).sum(axis=1))
     found = [

@@ -18,9 +18,10 @@ Missing files raise `NotThere`, so a missing model leaves out its own cells only
 places inside the folder, never the folder itself: they go into captions.
 """
 
+import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -228,7 +229,7 @@ class RowFile:
     def __init__(self, path: Path, shape: tuple[int, int], fill: float = 0.0) -> None:
         self._done = path.with_suffix(".rows.npy")
         if not path.exists() or not self._done.exists():
-            # Which rows are there comes first: without it, the matrix would count as complete.
+            # First, which rows are there: without it, the matrix would count as complete.
             self._save(np.zeros(shape[0], dtype=bool))
             new = path.with_suffix(".new")
             matrix = np.lib.format.open_memmap(new, mode="w+", dtype=np.float32, shape=shape)
@@ -248,6 +249,21 @@ class RowFile:
 
     def _save(self, is_there: npt.NDArray[np.bool_]) -> None:
         write_whole(self._done, partial(np.save, arr=is_there))
+
+
+def keep_about(path: Path, about: Mapping[str, Any]) -> None:
+    """Write what files are made with; raise if they were made with something else."""
+    text = json.dumps(about, indent=1, ensure_ascii=False)
+    if not path.exists():
+        write_whole(path, lambda file: file.write(text.encode()))
+    found, about = json.loads(path.read_text(encoding="utf-8")), json.loads(text)
+    moves = {"model"} if about.get("weights_sha256") else set()  # with a hash, it may have moved
+    if changed := [name for name in about if name not in moves and found.get(name) != about[name]]:
+        was, now = (str(one.get(changed[0]))[:60] for one in (found, about))
+        raise NNNormError(
+            f"the files of {path} were made with another {changed[0]} ({was}; now {now}); choose "
+            "another folder, or remove it"
+        )
 
 
 class EmbeddingFolder:

@@ -191,7 +191,7 @@ def _used_notes(table: PaperTable, cells: Sequence[Cell]) -> list[str]:
 def _missing_notes(cells: Sequence[Cell]) -> list[str]:
     notes, n_cells = [], len(cells)
     without = [cell for cell in cells if cell.figure is None]
-    # A cell with a figure can lack only that of the second rule.
+    # A cell with a figure can lack only that of the second edition.
     with_one = [cell for cell in cells if cell.figure is not None]
     for some, rule in ((without, ""), (with_one, " by the one-standard-error rule")):
         missing = [cell.missing for cell in some if cell.missing is not None]

@@ -47,10 +47,45 @@ def automatic_rule(gallery, past):
     return k, alpha * np.clip((t + 0.1) / 0.2, 0, 1), values
 
 
+def two_level(values, plain, labels, alpha, between=1.0):
+    """Alpha within groups, `between` between them; `plain` are the means without centering."""
+    labels, means = np.asarray(labels), {}
+    for label in set(labels.tolist()):
+        own = labels == label
+        means[label] = plain[own].mean(), values[own].mean(), own.sum()
+    within = sum(((plain[labels == one] - mean[0]) ** 2).sum() for one, mean in means.items())
+    deviation = np.sqrt(within / max(1, len(values) - len(means)))
+    offsets = {}
+    for label, (of_plain, of_values, n) in means.items():
+        away = of_plain - plain.mean()
+        is_own = n >= 3 and abs(away) > 3 * deviation / np.sqrt(n)
+        differs = between * away - alpha * (of_values - values.mean())
+        offsets[label] = differs if is_own else 0.0
+    return alpha * values + np.array([offsets[label] for label in labels.tolist()])
+
+
 def _exp_entropy(items):
     share = np.bincount(items) / len(items)
     share = share[share > 0]
     return np.exp(-(share * np.log(share)).sum())
+
+
+def confidence(scores):
+    """Of corrected scores (n_queries, n_items), or of the best of them; −inf is no hit."""
+    found = []
+    for row in scores.astype(float):
+        best = sorted(row[row > -np.inf], reverse=True)[:10]
+        found.append(best[0] - 0.8 * sum(best) / len(best) if best else -np.inf)
+    return np.array(found)
+
+
+def logistic_regression(values, labels):
+    """Intercept and slope by plain gradient ascent on standardized values."""
+    x, a, b = (values - values.mean()) / values.std(), 0.0, 0.0
+    for _ in range(5000):
+        left = labels - 1 / (1 + np.exp(-a - b * x))
+        a, b = a + left.mean(), b + (left * x).mean()
+    return a - b * values.mean() / values.std(), b / values.std()
 
 
 def csls(queries, gallery, references, k):

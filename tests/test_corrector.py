@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
 
 import nnnorm
-from nnnorm import CSLS, DN, NNN, Bias, Corrector, DualSoftmax, InvertedSoftmax, NNNormError
+from nnnorm import CSLS, DN, NNN, Corrector, DualSoftmax, InvertedSoftmax, NNNormError
 from tests.made import make_embeddings
 
 METHODS = {
@@ -78,24 +76,6 @@ def test_values_of_any_items_are_those_of_a_fit_from_scratch_with_the_same_bank(
     np.testing.assert_allclose(found.values, from_scratch(corrector, items), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.values[:100], corrector.bias.values, rtol=1e-5, atol=1e-6)
     assert found.weight == corrector.weight
-
-
-@pytest.mark.slow
-@given(data=st.data())
-def test_any_sequence_of_parts_gives_the_values_of_the_whole(data):
-    seed = data.draw(st.integers(0, 5))
-    gallery, _, past = make_embeddings(n_items=40, n_past=12, dim=8, seed=seed)
-    name = data.draw(st.sampled_from([name for name in METHODS if name != "dualis"]))
-    normalize = data.draw(st.booleans())
-    rows = gallery * np.float32(data.draw(st.sampled_from([1.0, 0.2, 7.0])))
-    past = past * np.float32(data.draw(st.sampled_from([1.0, 5.0])))
-    corrector = Corrector.fit(rows[:20], past, METHODS[name][0], normalize=normalize)
-    order = np.array(data.draw(st.permutations(range(40))))
-    edges = sorted(data.draw(st.sets(st.integers(1, 39), max_size=6)))
-    found = np.empty(40, dtype=np.float32)
-    for part in np.split(order, edges):
-        found[part] = corrector.bias_for(rows[part]).values
-    np.testing.assert_allclose(found, from_scratch(corrector, rows), rtol=1e-5, atol=2e-6)
 
 
 def test_the_automatic_numbers_are_chosen_once(made, corrector):
@@ -226,9 +206,11 @@ def test_raw_items_have_room_up_to_a_margin_and_are_rejected_beyond_it(made):
         lengths * made.gallery, 2 * made.references, NNN(6, 0.7), normalize=False
     )
     assert corrector.transform_items(2.4 * made.new).shape == (60, 18)
-    with pytest.raises(NNNormError, match=r"norms up to 2.6, but .* up to 2.5; fit it again"):
-        corrector.transform_items(2.6 * made.new)
-    assert len(corrector.bias_for(2.6 * made.new)) == 60  # a value needs no room
+    long = made.new.copy()
+    long[0] *= 9
+    with pytest.raises(NNNormError, match=r"with its bias, but .* room for .*; fit again"):
+        corrector.transform_items(long)
+    assert len(corrector.bias_for(long)) == 60  # a value needs no room
 
 
 def test_the_weight_is_on_the_side_of_the_queries(made, corrector):
@@ -247,7 +229,7 @@ def test_the_weight_is_on_the_side_of_the_queries(made, corrector):
 @pytest.mark.parametrize("method", ["bias_for", "transform_items", "transform_queries"])
 def test_rows_of_another_width_or_without_unit_norm_are_rejected(made, corrector, method):
     ask = getattr(corrector, method)
-    with pytest.raises(NNNormError, match=r"share dim; got 12 and 16. Were they encoded by diff"):
+    with pytest.raises(NNNormError, match=r"share dim; got .*12.*16.*Were they encoded by diff"):
         ask(made.new[:, :12])
     with pytest.raises(NNNormError, match=r"do not have unit norm \(norms 3 to 3\), but all rows"):
         ask(3 * made.new)
@@ -270,7 +252,7 @@ def test_raw_rows_on_another_scale_are_rejected_where_all_norms_are_equal(made):
 def test_queries_on_another_scale_than_raw_references_are_warned_of(made):
     lengths = np.linspace(10, 20, len(made.references))[:, None]
     corrector = Corrector.fit(made.gallery, lengths * made.references, NNN(6, 0.7), normalize=False)
-    with pytest.warns(nnnorm.NNNormWarning, match="the correction is on another scale"):
+    with pytest.warns(nnnorm.NNNormWarning, match="the correction and the scores have"):
         corrector.transform_queries(made.queries)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -345,7 +327,7 @@ def test_a_corrector_that_was_saved_and_loaded_gives_the_same_numbers(
     back = Corrector.load(path)
     assert back.to_dict() == corrector.to_dict()
     assert back.method == corrector.method
-    assert back.asked.params == corrector.asked.params
+    assert back.asked == corrector.asked
     np.testing.assert_array_equal(back.bias.values, corrector.bias.values)
     np.testing.assert_array_equal(
         back.transform_items(2 * made.new), corrector.transform_items(2 * made.new)
@@ -353,14 +335,6 @@ def test_a_corrector_that_was_saved_and_loaded_gives_the_same_numbers(
     np.testing.assert_array_equal(
         back.transform_queries(2 * made.queries), corrector.transform_queries(2 * made.queries)
     )
-
-
-@pytest.mark.parametrize("asked", [NNN(center=False), NNN(reference_k=4), NNN(alpha=0.5)])
-def test_what_was_asked_for_survives_the_disk(made, asked, tmp_path):
-    corrector = Corrector.fit(made.gallery, made.references, asked)
-    corrector.save(path := tmp_path / "corrector.safetensors")
-    assert Corrector.load(path).asked == asked
-    assert (corrector.center is None) == (not corrector.method.params.get("center", False))
 
 
 def test_a_copy_of_a_corrector_gives_the_same_numbers(made, corrector):
@@ -376,44 +350,6 @@ def test_a_corrector_can_t_be_changed(corrector):
         corrector.longest = 2.0
     with pytest.raises(ValueError, match="read-only"):
         corrector.references[0] = 1.0
-
-
-def test_files_that_hold_no_whole_corrector_are_rejected(corrector, tmp_path):
-    path = tmp_path / "corrector.safetensors"
-    with pytest.raises(NNNormError, match=r"there is no corrector file .*; make one with: nnnorm"):
-        Corrector.load(path)
-    with pytest.raises(NNNormError, match="is a folder; expected a corrector file"):
-        Corrector.load(tmp_path)
-    corrector.save(path)
-    whole = path.read_bytes()
-    for length in (0, 4, 50, len(whole) - 1):
-        path.write_bytes(whole[:length])
-        with pytest.raises(NNNormError, match=r"can't be read as a corrector \(.*\); is it cut"):
-            Corrector.load(path)
-    place = whole.find(corrector.references[3].tobytes())
-    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-    with pytest.raises(
-        NNNormError, match=r"damaged .* \(its numbers are not those that were saved"
-    ):
-        Corrector.load(path)
-    corrector.bias.save(path)
-    with pytest.raises(NNNormError, match=r"holds no corrector .* it says 'nnnorm.bias/1'"):
-        Corrector.load(path)
-    corrector.save(path)
-    with pytest.raises(NNNormError, match=r"holds no bias .* it says 'nnnorm.corrector/1'"):
-        Bias.load(path)
-
-
-def test_a_file_that_lacks_a_part_is_called_damaged(corrector, tmp_path):
-    path = tmp_path / "corrector.safetensors"
-    corrector.save(path)
-    tensors = load_file(path)
-    del tensors["references"]
-    with safe_open(path, framework="numpy") as file:
-        metadata = file.metadata()
-    save_file(tensors, path, metadata)
-    with pytest.raises(NNNormError, match=r"damaged corrector file \(its numbers are not those"):
-        Corrector.load(path)
 
 
 # --- the next version -----------------------------------------------------------------------------
@@ -438,20 +374,13 @@ def test_a_refit_takes_a_gallery_that_has_grown_and_keeps_the_second_bank(made):
     second = first.refit(made.references, gallery=np.concatenate([made.gallery, made.new]))
     assert len(second.bias) == 160
     np.testing.assert_array_equal(second.gallery_references, first.gallery_references)
-    with pytest.raises(NNNormError, match="share dim; got 12 and 16"):
+    with pytest.raises(NNNormError, match=r"share dim; got gallery \(100, 12\)"):
         first.refit(made.references, gallery=made.gallery[:, :12])
 
 
-@pytest.fixture
-def from_elsewhere():
-    """A gallery, own and mismatched past queries, and recent queries."""
+def test_recent_queries_join_an_own_bank():
     gallery, queries, past = make_embeddings(n_items=100, n_past=200, dim=16, seed=3)
-    own = past[::5]
-    return gallery, own, -own, queries[::5][:64]
-
-
-def test_recent_queries_join_an_own_bank(from_elsewhere):
-    gallery, own, _, recent = from_elsewhere
+    own, recent = past[::5], queries[::5][:64]
     both = Corrector.fit(gallery, own, recent=recent, duplicates="keep")
     plain = nnnorm.NNN().fit(gallery, np.concatenate([recent, own]), duplicates="keep")
     assert len(both.references) == 64 + len(own)
@@ -459,18 +388,6 @@ def test_recent_queries_join_an_own_bank(from_elsewhere):
     assert both.bias.params["mismatch_z"] < 3
     assert both.bias.weight == pytest.approx(plain.weight, rel=0.01)
     assert "past_queries" not in Corrector.fit(gallery, own).bias.params
-
-
-def test_recent_queries_replace_mismatched_past_queries(from_elsewhere):
-    gallery, own, mismatched, recent = from_elsewhere
-    for method in (NNN(), NNN(4, 0.5), nnnorm.CSLS(4)):
-        alone, both = (
-            Corrector.fit(gallery, bank, method, recent=recent, duplicates="keep")
-            for bank in (mismatched, own)
-        )
-        assert (alone.bias.params["past_queries"], len(alone.references)) == ("recent", 64)
-        assert alone.bias.params["mismatch_z"] > 3
-        assert (both.bias.params["past_queries"], len(both.references)) == ("both", 64 + len(own))
 
 
 def test_a_refit_with_the_same_bank_moves_nothing(made):
@@ -508,7 +425,7 @@ def test_a_refit_keeps_the_copies_that_the_fit_kept(made, tmp_path):
 @pytest.mark.slow
 def test_a_refit_without_the_recent_queries_of_the_fit_is_warned_of(made):
     first = Corrector.fit(made.gallery, made.references, NNN(8, 0.5), recent=made.queries)
-    with pytest.warns(nnnorm.NNNormWarning, match="pass recent= to decide again"):
+    with pytest.warns(nnnorm.NNNormWarning, match="pass recent= to check them"):
         first.refit(made.references, gallery=made.gallery)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -524,24 +441,7 @@ def test_repeated_items_are_named_once(made):
     assert str(only.message).startswith("gallery has 100 different rows among 200")
 
 
-def test_references_that_are_the_gallery_are_rejected(made):
-    with pytest.raises(NNNormError, match="sampled references are rows of gallery"):
-        Corrector.fit(made.gallery, made.gallery)
-    assert len(Corrector.fit(made.gallery, made.gallery, allow_gallery_rows=True).bias) == 100
-
-
 # --- where numbers meet ---------------------------------------------------------------------------
-
-
-def test_an_index_takes_new_items_of_the_same_corrector_only(made, corrector):
-    index = nnnorm.build_index("faiss:", made.gallery, corrector)
-    other = Corrector.fit(made.gallery, made.references[:100])
-    with pytest.raises(NNNormError, match=r"built by corrector \w{8}; got corrector \w{8}"):
-        nnnorm.open_index(index.backend, other)
-    index.add(made.new, ids=np.arange(100, 160))
-    everything = np.concatenate([made.gallery, made.new])
-    exact = nnnorm.search(made.queries, everything, corrector.bias_for(everything), k=5)
-    np.testing.assert_array_equal(index.search(made.queries, k=5).ids, exact.indices)
 
 
 @pytest.mark.slow

@@ -12,18 +12,20 @@ from hypothesis import strategies as st
 import nnnorm
 from nnnorm import NNNormError, NNNormWarning, open_embeddings
 from nnnorm.dedup import NEAR_COPY, drop_copies, unique_rows
+from nnnorm.evaluation import diagnose
 from nnnorm.report import tabulate_comparison, tabulate_tuning
 
 
 def naive_unique(rows):
     """Row number and count of every unique row, one row after the other in float64."""
     units = rows.astype(np.float64) / np.linalg.norm(rows.astype(np.float64), axis=1)[:, None]
-    kept, counts = [], []
+    kept, counts, first = [], [], np.empty_like(units)
     for row, unit in enumerate(units):
-        cosines = units[kept] @ unit
+        cosines = first[: len(kept)] @ unit
         if len(kept) and cosines.max() > NEAR_COPY:
             counts[int(cosines.argmax())] += 1
         else:
+            first[len(kept)] = unit
             kept.append(row)
             counts.append(1)
     return kept, counts
@@ -77,11 +79,11 @@ SPECTRA = {"flat": np.ones(160), "falling": np.arange(1, 161) ** -0.5}
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_of_more_rows_19_in_20_near_copies_are_found(rng, spectrum):
-    rows = make_log(rng, 12_000, 5000, 160, scale=SPECTRA[spectrum])
+    rows = make_log(rng, 7000, 3000, 160, scale=SPECTRA[spectrum])
     unique = unique_rows(opened(rows))
     expected, _ = naive_unique(rows)
     n_copies = len(rows) - len(expected)
-    assert n_copies > 5000
+    assert n_copies > 3000
     assert len(rows) - len(unique) >= 0.95 * n_copies
     assert unique.counts.sum() == len(rows)
     units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -104,11 +106,6 @@ def test_equal_rows_are_all_found_whatever_their_scale_and_type(rng, n_rows):
     assert len(unique_rows(opened(log.astype(np.float64)))) == n_rows
 
 
-def test_the_scale_of_a_row_makes_no_other_query():
-    rows = np.array([[1e-3, 0, 0], [1e5, 0, 0], [0, 1e-20, 0]])
-    assert unique_rows(opened(rows)).rows.tolist() == [0, 2]
-
-
 def test_a_flood_of_near_copies_is_one_query_at_any_size(rng):
     others, query = rng.standard_normal((6000, 120)), rng.standard_normal((1, 120))
     flood = query + 0.05 * rng.standard_normal((6000, 120))
@@ -127,13 +124,6 @@ def test_in_a_large_bank_near_copies_are_looked_for_if_a_sample_shows_some(rng):
     assert unique.counts.sum() == 40_000
     log = make_log(rng, 40_000, 2000, 48)
     assert len(unique_rows(opened(log))) < 4000
-
-
-def test_rows_without_copies_are_used_as_they_are(rng):
-    rows = opened(rng.normal(size=(50, 64)))
-    unique = unique_rows(rows)
-    assert unique.embeddings is rows
-    assert unique.counts.tolist() == [1] * 50
 
 
 def test_the_result_does_not_depend_on_cores_or_process(tmp_path, rng):
@@ -199,7 +189,7 @@ def test_a_log_gives_the_bias_of_its_unique_queries(rng, method):
 
 def test_k_beyond_the_unique_queries_is_rejected_with_both_numbers(rng):
     log = np.repeat(rng.normal(size=(12, 32)), 5, axis=0)
-    words = r"reference_k is 20, but there are only 60 references \(12 unique\); give more"
+    words = r"reference_k is 20, but there are only 60 references \(12 unique\); pass more"
     with pytest.raises(NNNormError, match=words):
         nnnorm.NNN(20, 0.5).fit(rng.normal(size=(5, 32)), log, duplicates="drop")
 
@@ -213,7 +203,7 @@ def test_duplicates_must_be_drop_or_keep(rng):
 def test_a_model_that_puts_all_texts_close_together_is_noticed(rng):
     rows = 10 + rng.normal(size=(500, 32))
     with pytest.warns(
-        NNNormWarning, match="only 1 of the 500 rows of references are unique queries: .* keep"
+        NNNormWarning, match="only 1 of the 500 rows of references are unique queries: .*=keep"
     ):
         drop_copies(open_embeddings(rows, name="references", normalize=True))
 
@@ -246,7 +236,7 @@ def test_all_studies_count_unique_queries(rng):
     assert [(one.n_references, one.n_unique) for one in found] == [(200, 40)] * 3
     kept = nnnorm.tune(gallery, log, **asked, duplicates="keep")
     assert kept.n_unique is None
-    once = nnnorm.diagnose(queries, gallery, references=log, normalize=True)
+    once = diagnose(queries, gallery, references=log, normalize=True)
     bias = nnnorm.NNN().fit(gallery, asked_for, normalize=True)
-    expected = nnnorm.diagnose(queries, gallery, bias, normalize=True)
+    expected = diagnose(queries, gallery, bias, normalize=True)
     np.testing.assert_array_equal(once.occurrences_after, expected.occurrences_after)

@@ -147,6 +147,23 @@ def test_a_source_is_checked_before_ray_is_started(corrector, tmp_path):
     assert not (tmp_path / "bias").exists()
 
 
+def test_a_ray_that_does_not_start_is_one_sentence_without_a_password(
+    corrector, tmp_path, monkeypatch
+):
+    address = "ray://me:Hunter2x@nowhere:10001"
+
+    def fail(**_):
+        raise ConnectionError(f"ray client connection timeout: {address}")
+
+    ray = pytest.importorskip("ray", reason="needs ray: pip install 'nnnorm[ray]'")
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(NNNormError, match="Ray can't be started at ray://…@nowhere") as found:
+        transform_parquet(corrector, write_gallery(tmp_path / "items"), tmp_path / "bias")
+    assert "Hunter2x" not in str(found.value)
+    assert found.value.__cause__ is None
+
+
 def test_files_of_a_store_are_read_and_written_by_fsspec(corrector, tmp_path, monkeypatch):
     """In this process, because only it sees fsspec's store in memory."""
     pytest.importorskip("ray", reason="needs ray: pip install 'nnnorm[ray]'")

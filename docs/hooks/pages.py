@@ -3,8 +3,7 @@
 README.md is the first page. Links are written for the repository, relative to their own file; here
 they are turned into links of the site, and one to a file that is no page (a source file) becomes
 plain text. Of a picture that has a variant for dark pages beside it (`name-dark.png`) both are
-shown, each in its scheme. A page that mkdocs.yml does not list is added to the reference, or to the
-engines. The code of the notebook and what it printed are shown as Markdown.
+shown, each in its scheme. The code of the notebook and what it printed are shown as Markdown.
 """
 
 import json
@@ -43,17 +42,7 @@ def on_files(files, config):
         text = path.read_text(encoding="utf-8")
         content = show_notebook(text) if path.suffix == ".ipynb" else text
         files.append(File.generated(config, page, content=content))
-    place_new_pages(files, config.nav)
     return files
-
-
-def place_new_pages(files, nav):
-    """Add pages that mkdocs.yml does not list to its parts for engines and for the reference."""
-    parts = {name: pages for part in nav for name, pages in part.items()}
-    listed = json.dumps(nav)
-    for uri in sorted(files.src_uris):
-        if uri.endswith(".md") and f'"{uri}"' not in listed and not uri.startswith("guide/"):
-            parts["Engines" if uri.startswith("engines/") else "Reference"].append(uri)
 
 
 def on_page_markdown(markdown, page, config, files: Files):

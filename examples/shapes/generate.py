@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from nnnorm.datasets.shapes import BACKGROUNDS, COLORS, SHAPES, SIZES, Thing, read_scene
 
-_REPEATS = 1000  # repeated scenes in a row, after which generation gives up
+_REPEATS = 1000  # repeated scenes in a row, after which drawing gives up
 
 _NOUNS = {
     "circle": ("circle", "circle", "disc"),

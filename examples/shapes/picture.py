@@ -2,7 +2,7 @@
 
     python examples/shapes/picture.py    # writes docs/images/hub-light.png and hub-dark.png
 
-Three captions for which the same hub comes first without a correction, and their own picture comes
+Three captions for which the same hub is top-1 without a correction, and their own picture comes
 first with it, by the automatic NNN. Needs matplotlib: `pip install '.[plots]'`.
 """
 
@@ -29,7 +29,7 @@ TEXT = 12  # points: readable on a phone, where the picture has half of its widt
 
 
 def find_rows(shapes):
-    """Find a hub, how often it comes first, and three captions that it answers no longer.
+    """Find a hub, how often it is top-1, and three captions that it answers no longer.
 
     Returns
     -------

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nnnorm.bank import Bank
     from nnnorm.bias import Bias, Popularity
+    from nnnorm.calibration import calibrate
     from nnnorm.corrector import Corrector
     from nnnorm.datasets import load_shapes
     from nnnorm.embeddings import open_embeddings
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         audit,
         check,
         compare,
-        diagnose,
         evaluate,
         scan,
         tune,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "nnnorm.bank": ("Bank",),
     "nnnorm.bias": ("Bias", "Popularity"),
+    "nnnorm.calibration": ("calibrate",),
     "nnnorm.corrector": ("Corrector",),
     "nnnorm.datasets": ("load_shapes",),
     "nnnorm.errors": ("NNNormError", "NNNormWarning"),
@@ -49,14 +50,14 @@ _MODULES = {
     ),
     "nnnorm.ranking": ("Ranking", "rerank", "search"),
     "nnnorm.evaluation": (
-        *("audit", "check", "compare", "diagnose"),
+        *("audit", "check", "compare"),
         *("evaluate", "scan", "tune"),
     ),
     "nnnorm.version": ("__version__",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-_SUBMODULES = {"augmentation", *(module.partition(".")[2] for module in _MODULES)}
-__all__ = sorted(_MODULE_OF)
+_SUBMODULES = {"augmentation", "documents", *(module.partition(".")[2] for module in _MODULES)}
+__all__ = sorted(set(_MODULE_OF) - {"__version__"})
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,6 @@ have none of them, so three standard errors are added to the mean squared error.
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -29,8 +28,10 @@ from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
     Done,
     Products,
+    Sample,
     Scores,
     count_threads,
+    processor_time,
     strips_in_order,
     top_k,
     top_means,
@@ -45,19 +46,6 @@ _RIDGE = 1e-3
 _MARGIN = 3.0
 # Items whose scores with all centroids stay in the cache.
 _PIECE = 1024
-
-
-def processor_time() -> float:
-    """Processor seconds of this process, divided by its threads: what free cores would take."""
-    return time.process_time() / count_threads()
-
-
-class Sample(NamedTuple):
-    """Random items with their exact means, and the processor time that these took."""
-
-    rows: IntArray
-    exact: FloatArray
-    seconds: float
 
 
 def sample_means(
@@ -126,8 +114,8 @@ class ListModel:
         *,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
-    ) -> FloatArray:
-        """Estimate m_k of every item of the gallery that the model was trained on."""
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        """Estimate m_k of the gallery that the model was trained on; also say how."""
         found = _probe(products.rows, self.lists, self.k, self.quality, memory_budget, progress)
         values = found.means + _predict(self.weights, found.features).astype(np.float32)
         # Items with fewer than k candidates are computed exactly.
@@ -136,7 +124,7 @@ class ListModel:
             some = products.some_rows(short)
             values[short] = top_means(some, self.k, memory_budget=memory_budget)
         values[self.sample.rows] = self.sample.exact
-        return values
+        return values, {"solver": "approximate", "quality": self.quality, "error": self.error}
 
 
 def learn_lists(

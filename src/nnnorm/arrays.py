@@ -16,20 +16,13 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, first_line, require, warn
-from nnnorm.files import (
-    available_memory,
-    check_memory,
-    check_regular,
-    hide_secrets,
-    show_url,
-    unreadable,
-)
+from nnnorm.errors import NNNormError, first_line, hide_secrets, require, show_url, warn
+from nnnorm.files import available_memory, check_memory, check_regular, make_mapped, unreadable
 
 Array: TypeAlias = npt.NDArray[Any]
 Ids: TypeAlias = npt.NDArray[Any]
@@ -42,58 +35,61 @@ _TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []
 _SUFFIXES = (".npy", ".npz", ".parquet")
 # Folders that hold shards of embeddings: clip-retrieval's names, and one for sounds.
 _SHARD_FOLDERS = ("img_emb", "text_emb", "audio_emb")
-# Folders of `nnnorm encode` that are not finished.
-_UNFINISHED = (".partial", ".starting")
 # Parquet files of more than one part in this many of the memory are unpacked to disk. Packed
 # embeddings take most of the bytes of unpacked ones.
 _LARGE_SHARE = 4
 _COLUMN, _IDS = "embedding", "id"
+IDS_FILE = "ids.txt"
 _BATCH_ROWS = 8192
 _LEAST_BYTES = 2  # of a value: float16
 
 
-class Found(NamedTuple):
-    """Arrays as they were found in files, not yet checked, and the ids of their rows."""
+def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], str, Ids | None]:
+    """Read a file, the shards of a folder, or the files of a pattern or URL, not yet checked.
 
-    parts: list[Array]
-    path: str
-    ids: Ids | None
-
-
-def read_files(source: str | os.PathLike[str], name: str) -> Found:
-    """Read a file, the shards of a folder by their numbers, or the files of a pattern or URL."""
-    text = os.fspath(source)
-    url = _URL.match(text)
+    Returns the arrays, the path as it is shown, and the ids of the rows if there are any.
+    """
+    path = os.fspath(source)
+    url = _URL.match(path)
     if url is None or url[1] == "file":
-        path = text if url is None else f"/{url[2]}"
+        path = path if url is None else f"/{url[2]}"
         full = f"{name} ({path})"
         files = _list_files(Path(path), full)
     else:
         address = f"{url[1]}://{url[2]}"
         path = show_url(address)
         full = f"{name} ({path})"
-        files = _fetch(address, lambda copy: _list_files(copy, full))
+        files = _fetch(address, full)
     there, size = available_memory(), sum(file.stat().st_size for file in files)
     to_disk = there is not None and size > there // _LARGE_SHARE
-    read = [_read_file(file, full, to_disk) for file in files]
-    return Found([part for part, _ in read], path, _join_ids([ids for _, ids in read], full))
+    read = [_read_file(file, full, to_disk) for file in files if file.name != IDS_FILE]
+    parts = [part for part, _ in read]
+    if files[-1].name == IDS_FILE:
+        return parts, path, _read_names(files[-1], sum(map(len, parts)), full)
+    return parts, path, _join_ids([ids for _, ids in read], full)
 
 
-def _fetch(url: str, choose: Callable[[Path], list[Path]]) -> list[Path]:
-    """Copy those files that `choose` finds in a folder of empty files with the same names."""
+def _fetch(url: str, name: str) -> list[Path]:
+    """Copy those files of a URL that would be read if it were a folder here."""
     fsspec = require("fsspec", "remote")
     folder = _make_temporary()
     try:
         fs, path = fsspec.core.url_to_fs(url)
         fs.invalidate_cache()  # what another process wrote since must be seen
-        parent, _, last = path.rstrip("/").rpartition("/")
-        for found in fs.find(path) if fs.isdir(path) else fs.glob(path):
-            here = folder / found[len(parent) :].lstrip("/")
+        # The ? of an https URL starts its query, which may be a signature; it isn't a pattern.
+        is_web = re.match("https?:", url) is not None
+        parent, _, last = path.partition("?" if is_web else "\0")[0].rstrip("/").rpartition("/")
+        if (is_web and Path(last).suffix in _SUFFIXES) or fs.isfile(path):
+            files = {folder / last: path}
+        else:
+            found = fs.find(path) if fs.isdir(path) else [] if is_web else fs.glob(path)
+            files = {folder / one[len(parent) :].lstrip("/"): one for one in found}
+        for here in files:
             here.parent.mkdir(parents=True, exist_ok=True)
             here.touch()
-        chosen = choose(folder / last)
+        chosen = _list_files(folder / last, name)
         for here in chosen:
-            fs.get_file(f"{parent}/{here.relative_to(folder).as_posix()}", str(here))
+            fs.get_file(files[here], str(here))
     except NNNormError:
         raise
     except Exception as error:  # every kind of store raises its own
@@ -101,7 +97,7 @@ def _fetch(url: str, choose: Callable[[Path], list[Path]]) -> list[Path]:
         raise NNNormError(
             f"{show_url(url)} can't be reached ({reason}); check the URL, and that its library "
             "(such as s3fs) and its credentials are there"
-        ) from error
+        ) from (error if reason == first_line(error) and show_url(url) == url else None)
     return chosen
 
 
@@ -114,35 +110,32 @@ def _list_files(path: Path, name: str) -> list[Path]:
     """The files that a path stands for: itself, the shards of a folder, or those of a pattern."""
     check_regular(path, name)
     if path.is_dir():
-        return find_shards(path, name)
-    if not path.exists():
-        if not re.search(r"[*?\[]", path.name):
-            raise NNNormError(f"{name}: there is no such file; check the path")
-        found = [path.parent / file for file in glob.glob(path.name, root_dir=path.parent)]
-        files = sorted(file for file in found if file.suffix in _SUFFIXES)
-        if not files:
-            raise NNNormError(f"{name}: no file matches the pattern; check the path")
-        numbered = _numbered(files)
-        return [file for _, file in numbered] if len(numbered) == len(files) else files
-    if path.suffix not in _SUFFIXES:
-        raise NNNormError(
-            f"{name}: expected one of {', '.join(_SUFFIXES)} or a folder of them; "
-            f"got the suffix {path.suffix!r}"
-        )
-    return [path]
+        shards = find_shards(path, name)
+        names = shards[0].with_name(IDS_FILE)  # of `nnnorm encode`
+        return [*shards, names] if shards[0].suffix == ".npy" and names.is_file() else shards
+    if path.exists():
+        if path.suffix not in _SUFFIXES:
+            raise NNNormError(
+                f"{name}: expected one of {', '.join(_SUFFIXES)} or a folder of them; "
+                f"got the suffix {path.suffix!r}"
+            )
+        return [path]
+    matches = sorted(path.parent / file for file in glob.glob(path.name, root_dir=path.parent))
+    files = [file for file in matches if file.suffix in _SUFFIXES]
+    if not files:
+        raise NNNormError(f"{name}: there is no such file; check the path")
+    numbered = _numbered(files)
+    return [file for _, file in numbered] if len(numbered) == len(files) else files
 
 
 def find_shards(folder: Path, name: str) -> list[Path]:
     """List the shards of a folder by their numbers: ``img_emb_2`` before ``img_emb_10``."""
-    if folder.suffix in _UNFINISHED:
+    if folder.suffix == ".partial":
         raise NNNormError(
             f"{name} is a folder of unfinished embeddings; run the same nnnorm encode command "
             f"again, which finishes it and names it {folder.stem}"
         )
-    files = sorted(folder.iterdir())
-    shards = _numbered(file for file in files if file.suffix == ".npy") or _numbered(
-        file for file in files if file.suffix == ".parquet"
-    )
+    shards = _numbered(folder.glob("*.npy")) or _numbered(folder.glob("*.parquet"))
     if not shards:
         found = [sub for sub in _SHARD_FOLDERS if (folder / sub).is_dir()]
         if len(found) == 1:
@@ -189,8 +182,7 @@ def _read_file(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any] |
                 "save a float array with numpy.save"
             ) from error
         raise unreadable(name, path.suffix, error) from error
-    with _open_parquet(path, name) as file:
-        return _read_rows(file, name, to_disk), _read_ids(file, name)
+    return _read_parquet(path, name, to_disk)
 
 
 def read_npz(
@@ -246,8 +238,8 @@ def check_columns(name: object, needed: Sequence[str], header: list[str]) -> Non
     for column in needed:
         if column not in header:
             raise NNNormError(
-                f"{name} needs the column{'s' if len(needed) > 1 else ''} {', '.join(needed)}; "
-                f"{column} is not there, it has: {', '.join(header) or 'none'}"
+                f"{name} needs the column {column}; {column} is not there, it has: "
+                f"{', '.join(header) or 'none'}"
             )
         if header.count(column) > 1:
             raise NNNormError(f"{name} has the column {column} twice; rename one of them")
@@ -270,40 +262,41 @@ def read_batches(
     with _open_parquet(path, str(path)) as file:
         sizes = _announced(file, (column, *others))
         check_memory(max(sizes, default=0), f"a row group of {path}")
-        for batch, rows in _embedding_batches(file, str(path), column, others):
+        for rows, batch in _embedding_batches(file, str(path), column, others):
             yield rows, {name: np.asarray(batch.column(name)) for name in others}
 
 
-def _read_rows(file: Any, name: str, to_disk: bool) -> Array:
-    """Read the column `embedding` into one array, in memory or in a temporary file."""
-    if not to_disk:
-        check_memory(sum(_announced(file, (_COLUMN, _IDS))), name)
-    n_rows, start = file.metadata.num_rows, 0
-    whole = np.empty((0, 0), dtype=np.float32)
-    for _, rows in _embedding_batches(file, name):
-        if start == 0:
-            shape = n_rows, rows.shape[1]
-            if to_disk:
-                place = _make_temporary() / "embedding.npy"
-                whole = np.lib.format.open_memmap(place, "w+", rows.dtype, shape)  # type: ignore[no-untyped-call,unused-ignore]
-            else:
-                check_memory(n_rows * rows.nbytes // len(rows), name)
-                whole = np.empty(shape, dtype=rows.dtype)
-        whole[start : start + len(rows)] = rows
-        start += len(rows)
-    if start != n_rows:  # rows that were never read must not pass for embeddings
-        raise ValueError(f"{n_rows} rows announced, {start} found")
-    whole.flags.writeable = False
-    return whole
+def _read_parquet(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any] | None]:
+    """Read the column `embedding` into memory or a temporary file, and a column `id`."""
+    with _open_parquet(path, name) as file:
+        if not to_disk:
+            check_memory(sum(_announced(file, (_COLUMN, _IDS))), name)
+        others = [_IDS] if _IDS in file.schema_arrow.names else []
+        n_rows, start = file.metadata.num_rows, 0
+        ids: list[Any] = []
+        whole = np.empty((0, 0), dtype=np.float32)
+        for rows, batch in _embedding_batches(file, name, _COLUMN, others):
+            if start == 0:
+                shape = n_rows, rows.shape[1]
+                if to_disk:
+                    place = _make_temporary() / "embedding.npy"
+                    whole = make_mapped(place, rows.dtype, shape)
+                else:
+                    check_memory(n_rows * rows.nbytes // len(rows), name)
+                    whole = np.empty(shape, dtype=rows.dtype)
+            whole[start : start + len(rows)] = rows
+            start += len(rows)
+            ids += batch.column(_IDS).to_pylist() if others else []
+        if start != n_rows:  # rows that were never read must not pass for embeddings
+            raise ValueError(f"{n_rows} rows announced, {start} found")
+        whole.flags.writeable = False
+        return whole, ids if others else None
 
 
 def _embedding_batches(
-    file: Any,
-    name: str,
-    column: str = _COLUMN,
-    others: Sequence[str] = (),
-) -> Iterator[tuple[Any, Array]]:
-    """Batches with a column of embeddings and some others, and the embeddings of each."""
+    file: Any, name: str, column: str, others: Sequence[str]
+) -> Iterator[tuple[Array, Any]]:
+    """Embeddings, and the batch that they are a column of, with some other columns."""
     from pyarrow import types
 
     schema = file.schema_arrow
@@ -327,7 +320,7 @@ def _embedding_batches(
                 f"{name}: all rows of {column!r} must share dim; row {start + wrong[0]} has "
                 f"{lengths[wrong[0]]} numbers, row 0 has {dim}"
             )
-        yield batch, found.flatten().to_numpy(zero_copy_only=False).reshape(len(found), -1)
+        yield found.flatten().to_numpy(zero_copy_only=False).reshape(len(found), -1), batch
         start += len(found)
 
 
@@ -342,14 +335,15 @@ def _announced(file: Any, columns: Sequence[str]) -> list[int]:
     return sizes
 
 
-def _read_ids(file: Any, name: str) -> list[Any] | None:
-    """Read the column `id` of a parquet file; None if there is none."""
-    n_columns = file.schema_arrow.names.count(_IDS)
-    if n_columns != 1:
-        return [None] * n_columns or None
-    check_memory(sum(_announced(file, (_IDS,))), name)
-    ids: list[Any] = file.read(columns=[_IDS]).column(_IDS).to_pylist()
-    return ids
+def _read_names(path: Path, n_rows: int, name: str) -> Ids:
+    """Read the ids of a folder of embeddings, one per line."""
+    ids = path.read_bytes().decode("utf-8", "replace").split("\n")[:-1]
+    if len(ids) != n_rows:
+        raise NNNormError(
+            f"{name} has {n_rows} rows, and {len(ids)} ids in {IDS_FILE}; encode them again, or "
+            "remove that file"
+        )
+    return np.array(ids)
 
 
 def _join_ids(found: list[list[Any] | None], name: str) -> Ids | None:

@@ -6,7 +6,7 @@ same. `Augmentation` is this arithmetic; `Corrector`, the indexes and the functi
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -49,12 +49,13 @@ class Augmentation:
         stored = (self.scale * (values.astype(np.float64) - self.shift)).astype(np.float32)
         if self.target == "ip":
             return np.column_stack([rows, stored])
-        squares, limit = _squares(rows) + stored.astype(np.float64) ** 2, self.radius**2
+        limit = self.radius**2
+        squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
+        squares += stored.astype(np.float64) ** 2
         if (squares > limit * (1 + _ROUNDING)).any():
-            row = int(squares.argmax())
             raise NNNormError(
-                f"item {row} has the norm {math.sqrt(squares[row]):.4g} with its bias, but this "
-                f"index was built for norms up to {self.radius:.4g}; build it again with this item"
+                f"an item has the norm {math.sqrt(squares.max()):.4g} with its bias, but stored "
+                f"rows have room for {self.radius:.4g}; fit again with this item in the gallery"
             )
         rest = np.sqrt((limit - squares).clip(min=0)).astype(np.float32)
         return np.column_stack([rows, stored, rest])
@@ -74,6 +75,21 @@ class Augmentation:
         values = stored[:, dim] / np.float32(self.scale) + np.float32(self.shift)
         rows = np.ascontiguousarray(stored[:, :dim], dtype=np.float32)
         return rows, values.astype(np.float32)
+
+    def read_scores(
+        self, scores: npt.ArrayLike, queries: FloatArray, weight: float | FloatArray, metric: Target
+    ) -> FloatArray:
+        """Turn an engine's scores ``(n, k)`` of extended queries ``(n, width)`` into corrected.
+
+        For "l2" they are squared distances, as engines return them.
+        """
+        products = np.asarray(scores, dtype=np.float64)
+        norms = np.linalg.norm(queries.astype(np.float64), axis=1)[:, None]
+        if metric == "cosine":
+            products = products * norms * self.radius
+        elif metric == "l2":
+            products = (norms**2 + self.radius**2 - products) / 2
+        return (products - weight * self.shift).astype(np.float32)
 
     def widened(self, longest: float, extra: float) -> "Augmentation":
         """The same with a radius that has room for values that are larger by `extra`."""
@@ -100,17 +116,25 @@ def fit_augmentation(
     most = 0.0
     for start, block in gallery.blocks():
         values = bias.values[start : start + len(block)].astype(np.float64)
-        stored = (scale * (values - shift)).astype(np.float32)
-        most = max(most, float((_squares(block) + stored.astype(np.float64) ** 2).max()))
+        stored = (scale * (values - shift)).astype(np.float32).astype(np.float64)
+        squares = np.einsum("ij,ij->i", block, block, dtype=np.float64)
+        most = max(most, float((squares + stored**2).max()))
     return replace(plain, radius=math.sqrt(most))
 
 
 def bound_augmentation(
-    bias: Bias, banks: Iterable[Embeddings], longest: float, center: FloatArray | None
+    bias: Bias,
+    banks: Iterable[Embeddings],
+    longest: float,
+    center: FloatArray | None,
+    *,
+    within: float = 1.0,
+    offsets: Collection[float] = (0.0,),
 ) -> Augmentation:
     """Choose shift, scale and radius with room for every item whose norm is at most `longest`.
 
-    The values are means of scores with the rows of `banks`, of items less `center` if it is given.
+    The values are means of scores with the rows of `banks`, of items less `center` if it is given,
+    times `within`, plus one of the offsets of groups.
     """
     shift = float(bias.values.mean(dtype=np.float64))
     highest, lowest, largest = shift, shift, 0.0
@@ -119,8 +143,10 @@ def bound_augmentation(
         along = np.zeros(1)
         if center is not None:
             along = np.concatenate([block @ center for _, block in bank.blocks()])
-        highest = max(highest, longest * norm - float(along.min()))
-        lowest = min(lowest, -longest * float(np.linalg.norm(mean)) - float(along.mean()))
+        high = longest * norm - float(along.min())
+        low = -longest * float(np.linalg.norm(mean)) - float(along.mean())
+        highest = max(highest, within * high + max(offsets))
+        lowest = min(lowest, within * low + min(offsets))
         largest = max(largest, norm)
     # The stored value is about as large as the other coordinates; a power of two is exact.
     scale = 2.0 ** -min(16, max(-16, round(math.log2(largest))))
@@ -237,7 +263,3 @@ def check_storable(bias: Bias) -> None:
             f"a gated bias ({bias.method}) decides per query and can't be stored in an index; "
             "use nnnorm.search, or fit the method without its gate"
         )
-
-
-def _squares(rows: FloatArray) -> npt.NDArray[np.float64]:
-    return np.einsum("ij,ij->i", rows, rows, dtype=np.float64)

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy.typing as npt
 
 from nnnorm.dedup import (
     NEAR_COPY,
-    Deduplicator,
+    UniqueRows,
     describe_unique,
     draw_luck,
 )
@@ -63,9 +62,6 @@ class _Kept(NamedTuple):
 
     def take(self, which: IntArray) -> "_Kept":
         return _Kept(*(some[which] for some in self))
-
-    def followed_by(self, new: "_Kept") -> "_Kept":
-        return _Kept(*(np.concatenate(pair) for pair in zip(self, new, strict=True)))
 
 
 class Bank:
@@ -299,7 +295,7 @@ class Bank:
         given = _open(queries, "queries", times, counts, column, self.normalized)
         if (times is None) != (self.last_seen is None):
             has, lacks = ("the bank", given.name) if times is None else (given.name, "the bank")
-            raise NNNormError(f"{has} has times and {lacks} has none; give times (--time) to both")
+            raise NNNormError(f"{has} has times and {lacks} has none; pass times (--time) to both")
         self._absorb(given, progress)
 
     def forget(self, *, before: Any) -> None:
@@ -327,31 +323,28 @@ class Bank:
         if not is_kept.any():
             raise NNNormError(
                 f"before {before} would leave none of the {len(self):,} unique queries, which were "
-                f"seen {describe_times(self)}; give an earlier time"
+                f"seen {describe_times(self)}; pass an earlier time"
             )
         self._about["n_forgotten"] += int(self.counts[~is_kept].sum())
         self._kept, self._opened = self._kept.take(np.flatnonzero(is_kept)), None
 
     def _absorb(self, given: "_Given", progress: Progress | None) -> tuple[float, float]:
         """Add queries, and return the range of their norms; if a part is bad, nothing changes."""
-        kept, found = self._kept, None
+        kept, unique = self._kept, None
         n_seen, low, high, latest = 0, np.inf, 0.0, -np.inf
         most: Any = self._about["max_references"] or np.inf
-
-        def read(slots: IntArray) -> npt.NDArray[Any]:
-            return kept.rows[slots]
-
         for start, rows, times, counts in given.parts:
             norms = self._check(rows, given.name, start)
-            if found is None:
-                found = Deduplicator(read, len(kept.rows))
-            added = found.add(rows)
-            new = added.new
-            kept = kept.followed_by(_Kept(added.rounded[new], norms[new], 0 * new, times[new]))
-            np.add.at(kept.counts, added.slots, counts)
-            np.maximum.at(kept.last_seen, added.slots, times)
+            if unique is None:
+                unique = UniqueRows(kept.rows)
+            slots, new = unique.add(rows)
+            arrays = (norms[new], np.zeros_like(new), times[new])
+            longer = (np.concatenate(pair) for pair in zip(kept[1:], arrays, strict=True))
+            kept = _Kept(unique.rows, *longer)
+            np.add.at(kept.counts, slots, counts)
+            np.maximum.at(kept.last_seen, slots, times)
             if len(kept.rows) > 2 * most:
-                kept, found = self._sample(kept, most), None
+                kept, unique = self._sample(kept, most), None
             low, high = min(low, float(norms.min())), max(high, float(norms.max()))
             n_seen, latest = n_seen + int(counts.sum()), max(latest, float(times.max()))
             if progress is not None:
@@ -380,7 +373,7 @@ class Bank:
         norms = measure_rows(rows, name, start)
         if not norms.all():
             row = start + int(np.argmin(norms))
-            raise NNNormError(f"{name} row {row} is all zeros; a failed encoding? Remove it")
+            raise NNNormError(f"{name} row {row} is all zeros; did the encoding fail? Remove it")
         return norms
 
     def _sample(self, kept: _Kept, most: float) -> _Kept:
@@ -434,27 +427,6 @@ def describe_times(bank: Bank) -> str:
     return " to ".join(dict.fromkeys(str(end)[:10] for end in (seen.min(), seen.max())))
 
 
-def open_references(
-    references: Source | Bank, *, name: str = "references", normalize: bool | None = None
-) -> Embeddings:
-    """Open a bank, or the file of one, or what `open_embeddings` opens."""
-    source = references
-    if isinstance(source, (str, os.PathLike)) and Path(source).suffix == ".safetensors":
-        source = Bank.load(source)
-    if isinstance(source, Bank):
-        source = source.embeddings()
-    return open_embeddings(source, name=name, normalize=normalize)
-
-
-def open_gallery_references(
-    source: Source | None, *, normalize: bool | None = None
-) -> Embeddings | None:
-    """Open gallery-side items, if they are given."""
-    if source is None:
-        return None
-    return open_embeddings(source, name="gallery_references", normalize=normalize)
-
-
 # --- input -------------------------------------------------------------------------------------
 
 
@@ -483,8 +455,8 @@ def _open(
     for name, value in given.items():
         if isinstance(value, str):
             raise NNNormError(
-                f"{opened.name} holds embeddings alone, so there is no column {value!r} for "
-                f"{name}; give a log ({', '.join(TABLE_SUFFIXES)})"
+                f"{opened.name} contains only embeddings, so there is no column {value!r} for "
+                f"{name}; pass a log ({', '.join(TABLE_SUFFIXES)})"
             )
     if times is not None:
         when = read_times(times, "times")
@@ -510,7 +482,7 @@ def _read_half_life(value: float | str | timedelta | None, has_times: bool) -> f
     if value is None:
         return None
     if not has_times:
-        raise NNNormError("half_life needs times (--time); give both or none")
+        raise NNNormError("half_life needs times (--time); pass both or none")
     text = f"{value.total_seconds()}s" if isinstance(value, timedelta) else str(value).strip()
     unit = _UNITS.get(text[-1:])
     try:

@@ -87,14 +87,12 @@ class Popularity:
             raise NNNormError(
                 f"clicks must be counts of at least 0; item {bad[0]} has {clicks[bad[0]]:g}"
             )
-        weight = self.weight
-        if isinstance(weight, bool) or not isinstance(weight, (int, float, np.number)):
-            raise NNNormError(f"the weight of a Popularity must be a number; got {weight!r}")
+        weight = check_number("the weight of a Popularity", self.weight)
         if not 0 <= weight <= 1e6:
             raise NNNormError(f"the weight of a Popularity must be between 0 and 1e6; got {weight}")
         clicks.flags.writeable = False
         object.__setattr__(self, "clicks", clicks)
-        object.__setattr__(self, "weight", float(weight))
+        object.__setattr__(self, "weight", weight)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -229,7 +227,7 @@ class Bias:
             )
         if "popularity_weight" in self.params:
             raise NNNormError(
-                "this bias has a popularity part already; add all clicks at once to the bias "
+                "this bias already has a popularity part; add all clicks at once to the bias "
                 "without it"
             )
         # A weight of 0 leaves nothing of the values: then they are those of the popularity alone.
@@ -353,11 +351,16 @@ class Bias:
         return cls(values=arrays["values"], gates=gates, **kept)
 
 
+def check_number(name: str, value: float) -> float:
+    """Return `value` as a float, or raise, with its name, unless it is a number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise NNNormError(f"{name} must be a number; got {value!r}")
+    return float(value)
+
+
 def check_weight(weight: float, name: str = "weight") -> float:
     """Return `weight` as a float, or raise, with its name, unless it is a finite number."""
-    if isinstance(weight, bool) or not isinstance(weight, (int, float, np.number)):
-        raise NNNormError(f"{name} must be a number; got {weight!r}")
-    if not math.isfinite(weight):
+    if not math.isfinite(check_number(name, weight)):
         raise NNNormError(f"{name} must be finite; got {weight}")
     if abs(weight) > 1e6:
         raise NNNormError(f"{name} must be between -1e6 and 1e6; got {weight:g}")

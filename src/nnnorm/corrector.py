@@ -17,14 +17,15 @@ import math
 import os
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.augmentation import Augmentation, bound_augmentation
-from nnnorm.bank import Bank, open_references
+from nnnorm.augmentation import Augmentation, Target, bound_augmentation
+from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Popularity, check_correction, check_weight
+from nnnorm.calibration import Calibration
 from nnnorm.dedup import Duplicates, References, drop_copies
 from nnnorm.embeddings import (
     Embeddings,
@@ -32,22 +33,32 @@ from nnnorm.embeddings import (
     Source,
     ValidRows,
     check_like_norms,
+    check_same_dim,
     open_embeddings,
     open_valid,
 )
 from nnnorm.errors import NNNormError, quiet, warn
 from nnnorm.files import Progress, damaged, load_record, save_record
-from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z, warn_of_items
+from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z
 from nnnorm.methods import (
     NNN,
     Method,
     Statistics,
     describe_setting,
     make_method,
+    open_references,
     warn_of_mismatch,
 )
-from nnnorm.ranking import search, warn_of_scale
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products
+from nnnorm.methods.groups import (
+    Labels,
+    add_offsets,
+    name_groups,
+    offsets_of,
+    open_groups,
+    open_labels,
+)
+from nnnorm.ranking import measure_confidence, search, warn_of_scale
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.solvers import Solver
 
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -68,7 +79,7 @@ _HEADROOM = 1.25
 # A row that float16 changes by more than this share of its norm is beyond its range.
 _HALF_ERROR = 2e-3
 # Parameters of a bias that say what was made of the references, and so hold for later items too.
-_OF_THE_BANK = ("n_unique", "references_sampled", "past_queries", "mismatch_z")
+_OF_THE_BANK = ("n_unique", "references_sampled", "past_queries", "mismatch_z", "between")
 _MAKER = "nnnorm fit --save-corrector"
 
 
@@ -114,6 +125,10 @@ class Corrector:
         The mean of the gallery, if the method subtracts it.
     bank_of_items : Embeddings, shape (n_gallery_references, dim), or None
         For methods with a gallery bank.
+    sample_groups : tuple of str
+        The groups of the sample, if the corrector was fitted with groups.
+    calibration : Calibration or None
+        What the confidence of its searches means, see `with_calibration`.
     refit_report : RefitReport or None
         After a `refit`: how far the values moved. It is not saved.
 
@@ -140,6 +155,8 @@ class Corrector:
     sample: Rows
     center: FloatArray | None = None
     bank_of_items: Embeddings | None = None
+    sample_groups: tuple[str, ...] = ()
+    calibration: Calibration | None = None
     refit_report: RefitReport | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -165,6 +182,8 @@ class Corrector:
         references: Source | Bank,
         method: Method = NNN(),  # noqa: B008 - frozen
         *,
+        groups: npt.ArrayLike | None = None,
+        between: float = 1.0,
         recent: Source | None = None,
         gallery_references: Source | None = None,
         duplicates: Duplicates | None = None,
@@ -185,6 +204,9 @@ class Corrector:
             Past queries.
         method : Method
             One that gives each item a value of its own: any but `Sinkhorn` and the gated ones.
+        groups, between : optional
+            A label per item of a mixed gallery, and the weight of the differences between groups,
+            see `Method.fit`. Later items need labels too, of the same groups.
         recent : array or path, shape (n_recent, dim), optional
             A few dozen queries from your own traffic, without labels, if the references may come
             from elsewhere. If both seem to be of one source, both are used, otherwise the recent
@@ -223,40 +245,37 @@ class Corrector:
         )
         duplicates = method.duplicates_for(past, duplicates)
         own = None
-        if recent is None:
-            check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
-        else:
+        if recent is not None:
             own = open_embeddings(recent, name="recent", normalize=normalize)
             check_like_norms(own.name, own.norm_range, past.norm_range, "references")
-            if not allow_gallery_rows:
-                check_inputs(items, past, compare=False, repeats=False)
-                warn_of_items(past, items, own)
+        check_inputs(items, past, own, allow_gallery_rows=allow_gallery_rows)
         used, about = drop_copies(past, duplicates, progress), dict[str, Any]()
         if own is not None:
             used, about = _join_recent(used, own, duplicates)
-        kept = _round_to_half(np.asarray(used.embeddings))
-        bank = _open_kept(kept, "references", items.normalized)
+        bank = _keep(used.embeddings, "references", items.normalized)
         if second is not None:
-            kept = _round_to_half(np.asarray(second))
-            second = _open_kept(kept, "gallery_references", items.normalized)
-        statistics = Statistics.of_embeddings(
+            second = _keep(second, "gallery_references", items.normalized)
+        labeled = open_groups(groups, len(items), between)
+        statistics = Statistics(
             items,
             replace(used, embeddings=bank, fingerprint=bank.fingerprint),
             second,
+            groups=labeled,
             solver=solver,
             quality=quality,
             memory_budget=memory_budget,
             progress=progress,
         )
-        statistics.counted |= about
         resolved, chosen = method.resolve(statistics)
-        bias = resolved.make_bias(statistics, chosen)
+        bias = resolved.make_bias(statistics, chosen | about)
         warn_of_mismatch(bias)
         center = items.mean() if getattr(resolved, "center", False) else None
         banks = [bank] if second is None else [bank, second]
         unit = all(_has_unit_norms(rows) for rows in (items, *banks))
         norms = items.norm_range
         some = np.linspace(0, len(items) - 1, min(len(items), _N_SAMPLE)).astype(np.int64)
+        longest, offsets = _longest_norm(norms, unit), bias.params.get("groups")
+        within = {} if not offsets else {"within": resolved.weight, "offsets": offsets.values()}
         return cls(
             method=resolved,
             asked=method,
@@ -264,12 +283,13 @@ class Corrector:
             bias=bias,
             normalize=items.normalized,
             unit=unit,
-            augmentation=bound_augmentation(bias, banks, _longest_norm(norms, unit), center),
+            augmentation=bound_augmentation(bias, banks, longest, center, **within),
             item_norms=norms,
             duplicates=duplicates,
             sample=_round_to_half(items.take(some)),
             center=center,
             bank_of_items=second,
+            sample_groups=() if labeled is None else tuple(labeled.labels[some].tolist()),
         )
 
     def refit(
@@ -277,6 +297,7 @@ class Corrector:
         references: Source | Bank,
         *,
         gallery: Source,
+        groups: npt.ArrayLike | None = None,
         recent: Source | None = None,
         gallery_references: Source | None = None,
         duplicates: Duplicates | None = None,
@@ -296,6 +317,8 @@ class Corrector:
             The newer bank.
         gallery : array or path, shape (n_gallery, dim)
             The items as they are now.
+        groups : array, shape (n_gallery,), optional
+            The labels of the items, for a corrector that was fitted with groups.
         recent, gallery_references, duplicates, allow_gallery_rows, solver, memory_budget : optional
         progress : callable, optional
             As in `fit`; the second bank and `duplicates` stay as they are if none is given.
@@ -315,11 +338,14 @@ class Corrector:
         (True, 40)
         """
         items = self.open(gallery, "gallery")
+        old = self.bias_for(items, groups=groups)
+        if self.calibration is not None:
+            warn("the calibration isn't valid for the new corrector; call calibrate again")
         if recent is None and "past_queries" in self.bias.params:
             warn(
-                "this corrector was fitted with recent queries that decided whether the bank is "
-                "used, and the refit has none, so the new bank is used whatever it is like; pass "
-                "recent= to decide again"
+                "this corrector was fitted with recent queries, which decide whether the past "
+                "queries are used; this refit has none and uses all past queries: pass recent= to "
+                "check them"
             )
         # A bank that is normalized suits unit rows too, which False would reject.
         normalize = True if self.normalize else None if self.unit else False
@@ -328,6 +354,8 @@ class Corrector:
             items,
             past,
             self.asked,
+            groups=groups,
+            between=self.bias.params.get("between", 1.0),
             recent=recent,
             gallery_references=(
                 self.bank_of_items if gallery_references is None else gallery_references
@@ -341,7 +369,7 @@ class Corrector:
             progress=progress,
         )
         asked = new.bank if recent is None else new.open(recent, "recent")
-        return replace(new, refit_report=_report(self.bias_for(items), new.bias, items, asked))
+        return replace(new, refit_report=_report(old, new.bias, items, asked))
 
     # --- what it keeps -----------------------------------------------------------------------
 
@@ -359,6 +387,11 @@ class Corrector:
     def weight(self) -> float:
         """The weight of the values, on the query side: a search may use another."""
         return self.bias.weight
+
+    @property
+    def groups(self) -> dict[str, float] | None:
+        """The offset of each group, if the corrector was fitted with groups."""
+        return self.bias.params.get("groups")
 
     @cached_property
     def references(self) -> Rows:
@@ -384,6 +417,8 @@ class Corrector:
             "references": self.bank.fingerprint,
             "gallery_references": self.bank_of_items and self.bank_of_items.fingerprint,
         }
+        if self.groups is not None:
+            about["groups"] = self.groups
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         if self.center is not None:
             digest.update(np.asarray(self.center, dtype="<f4").tobytes())
@@ -395,6 +430,7 @@ class Corrector:
         self,
         items: Source,
         *,
+        groups: npt.ArrayLike | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
     ) -> Bias:
@@ -403,6 +439,8 @@ class Corrector:
         Parameters
         ----------
         items : array or path, shape (n_items, dim)
+        groups : array, shape (n_items,), optional
+            The group of each item, if the corrector was fitted with groups.
         memory_budget : int
             Bytes to use beyond the inputs and the result.
         progress : callable, optional
@@ -423,7 +461,8 @@ class Corrector:
         True
         """
         opened = self.open(items, "items")
-        statistics = Statistics.of_embeddings(
+        labels = self.open_groups(groups, len(opened))
+        statistics = Statistics(
             opened,
             self.bank,
             self.bank_of_items,
@@ -433,10 +472,18 @@ class Corrector:
             progress=progress,
         )
         bias = self._sign(self.method.make_bias(statistics))
+        if labels is not None and self.groups is not None:
+            return add_offsets(bias, self.groups, labels)
         self._warn_of_other_values(bias.values, opened)
         return bias
 
-    def transform_items(self, items: Source, *, popularity: Popularity | None = None) -> FloatArray:
+    def transform_items(
+        self,
+        items: Source,
+        *,
+        groups: npt.ArrayLike | None = None,
+        popularity: Popularity | None = None,
+    ) -> FloatArray:
         """Extend items by their bias: the rows to store in an engine of any metric.
 
         All stored rows have the same norm, so that inner product, cosine and L2 give the same
@@ -445,6 +492,8 @@ class Corrector:
         Parameters
         ----------
         items : array or path, shape (n_items, dim)
+        groups : array, shape (n_items,), optional
+            The group of each item, if the corrector was fitted with groups.
         popularity : Popularity, optional
             Clicks of these items, added to their bias. Rows with and without clicks fit together;
             all of them need the same weight. See `with_room` for large weights.
@@ -462,17 +511,15 @@ class Corrector:
         True
         """
         opened = self.open(items, "items")
-        high = opened.norm_range[1]
-        if high > self.longest:
-            raise NNNormError(
-                f"{opened.name} has norms up to {high:.4g}, but the rows of this corrector have "
-                f"room for norms up to {self.longest:.4g}; fit it again with these items in the "
-                "gallery"
-            )
-        scores = Products(opened, self.bank)
-        statistics = Statistics(scores, self.bank_of_items, center=self.center, solver="exact")
+        labels = self.open_groups(groups, len(opened))
+        statistics = Statistics(
+            opened, self.bank, self.bank_of_items, center=self.center, solver="exact"
+        )
         values = np.asarray(self.method.values(statistics), dtype=np.float32)
-        self._warn_of_other_values(values, opened)
+        if labels is not None and self.groups is not None:
+            values = np.float32(self.method.weight) * values + offsets_of(labels, self.groups)
+        else:
+            self._warn_of_other_values(values, opened)
         if popularity is not None:
             values = self._add_clicks(values, popularity, opened)
         stored = np.empty((len(opened), opened.dim + 2), dtype=np.float32)
@@ -507,6 +554,54 @@ class Corrector:
         check_correction(used, self.bias.values)
         warn_of_scale(self.bias, opened, used)
         return self.augmentation.extend_queries(opened.rows(0, len(opened)), used)
+
+    def confidence(
+        self,
+        scores: npt.ArrayLike,
+        queries: npt.ArrayLike,
+        *,
+        metric: Target = "ip",
+    ) -> FloatArray:
+        """Compute the confidence of a search with an engine's own client, see `Ranking`.
+
+        Parameters
+        ----------
+        scores : array, shape (n_queries, n_hits)
+            What the engine returned for rows of `transform_items`, best first. Fetch 10 hits.
+        queries : array, shape (n_queries, dim + 2)
+            From `transform_queries`, which hold the weight too.
+        metric : {"ip", "cosine", "l2"}
+            What the scores are: inner products, cosines or squared distances.
+
+        Returns
+        -------
+        ndarray, shape (n_queries,), float32
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> corrector = Corrector.fit(gallery, references, normalize=True)
+        >>> stored, asked = corrector.transform_items(gallery), corrector.transform_queries(gallery)
+        >>> scores = -np.sort(-(asked @ stored.T), axis=1)[:, :10]
+        >>> exact = search(gallery, gallery, corrector.bias, normalize=True)
+        >>> np.allclose(corrector.confidence(scores, asked), exact.confidence, atol=1e-5)
+        True
+        """
+        given = np.asarray(scores, dtype=np.float64)
+        asked = np.asarray(queries, dtype=np.float32)
+        if given.ndim != 2 or asked.shape != (len(given), self.dim + 2):
+            raise NNNormError(
+                "scores must have the shape (n_queries, n_hits), and queries that of "
+                f"transform_queries, (n_queries, {self.dim + 2}); got {given.shape} and "
+                f"{asked.shape}"
+            )
+        if np.isnan(given).any():
+            raise NNNormError("confidence needs the score of every hit; got NaN or none")
+        if metric not in get_args(Target):
+            raise NNNormError(f"metric must be 'ip', 'cosine' or 'l2'; got {metric!r}")
+        weights = -asked[:, [self.dim]] * self.augmentation.scale
+        return measure_confidence(self.augmentation.read_scores(given, asked, weights, metric))
 
     def with_room(self, popularity: Popularity, *, growth: float = 1000) -> "Corrector":
         """Return a corrector whose rows have room for items with clicks, before any are stored.
@@ -548,6 +643,36 @@ class Corrector:
         wider = self.augmentation.widened(self.longest, popularity.weight / self.weight * most)
         return replace(self, augmentation=wider, refit_report=None)
 
+    def with_calibration(self, calibration: Calibration) -> "Corrector":
+        """Return this corrector with a calibration, which is saved with it.
+
+        Parameters
+        ----------
+        calibration : Calibration
+            From `calibrate`, for the confidence of searches with this corrector.
+
+        Returns
+        -------
+        Corrector
+            With the same fingerprint: no bias or row changes.
+
+        Examples
+        --------
+        >>> from nnnorm import calibrate, search
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> corrector = Corrector.fit(gallery, references, normalize=True)
+        >>> found = search(references, gallery, corrector.bias, normalize=True)
+        >>> corrector.with_calibration(calibrate(found.confidence)).calibration.n_queries
+        99
+        """
+        if not isinstance(calibration, Calibration):
+            raise NNNormError(
+                "calibration must be a Calibration, from calibrate(confidence, is_right); got "
+                f"{type(calibration).__name__}"
+            )
+        return replace(self, calibration=calibration)
+
     def open(self, source: Source, name: str) -> Embeddings:
         """Open rows as this corrector needs them, or raise if they do not fit.
 
@@ -563,7 +688,7 @@ class Corrector:
         """
         given = isinstance(source, Embeddings) and source.normalized
         rows = open_embeddings(source, name=name, normalize=self.normalize or (given and self.unit))
-        self._check_dim(rows)
+        check_same_dim(rows, self.bank)
         if self.unit:
             if not rows.normalized and not _has_unit_norms(rows):
                 low, high = rows.norm_range
@@ -580,21 +705,29 @@ class Corrector:
             )
         return rows
 
+    def open_groups(self, groups: npt.ArrayLike | None, n_items: int) -> Labels | None:
+        """Return the labels of items, or raise if they are not those that the corrector needs."""
+        if self.groups is None and groups is None:
+            return None
+        if self.groups is None:
+            raise NNNormError(
+                "this corrector was fitted without groups; leave out groups, or fit it with them"
+            )
+        if groups is None:
+            raise NNNormError(
+                f"this corrector was fitted with groups ({name_groups(self.groups)}); pass groups "
+                "(--groups), a label per item, to bias_for, transform_items or the index"
+            )
+        return open_labels(groups, n_items)
+
     def open_valid(self, source: Source, name: str) -> ValidRows:
         """Open the rows of items that can be used; norms are left to the caller."""
         given = isinstance(source, Embeddings) and source.normalized
-        with quiet():  # odd norms are among the verdicts
+        with quiet():  # odd norms are among the results
             normalize = self.normalize or (given and self.unit)
             found = open_valid(source, name=name, normalize=normalize)
-        self._check_dim(found.embeddings)
+        check_same_dim(found.embeddings, self.bank)
         return found
-
-    def _check_dim(self, rows: Embeddings) -> None:
-        if rows.dim != self.bank.dim:
-            raise NNNormError(
-                f"{rows.name} and the references of the corrector must share dim; got {rows.dim} "
-                f"and {self.dim}. Were they encoded by different models?"
-            )
 
     def _sign(self, bias: Bias) -> Bias:
         """Name this corrector in a bias, and say what was made of the references."""
@@ -661,6 +794,8 @@ class Corrector:
             "longest": self.longest,
             "fingerprint": self.fingerprint,
             "bias": self.bias.to_dict(),
+            **({} if self.groups is None else {"sample_groups": list(self.sample_groups)}),
+            **({} if self.calibration is None else {"calibration": self.calibration.to_dict()}),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -696,16 +831,16 @@ class Corrector:
         """
         arrays, about = load_record(path, "corrector", _MAKER)
         try:
-            second = None
+            normalize, second = about["normalize"], None
             if "gallery_references" in arrays:
-                kept = arrays["gallery_references"]
-                second = _open_kept(kept, "gallery_references", about["normalize"])
+                second = _keep(arrays["gallery_references"], "gallery_references", normalize)
+            calibrated = about.get("calibration")
             return cls(
                 method=make_method(about["method"]["name"], **about["method"]["params"]),
                 asked=make_method(about["asked"]["name"], **about["asked"]["params"]),
-                bank=_open_kept(arrays["references"], "references", about["normalize"]),
+                bank=_keep(arrays["references"], "references", normalize),
                 bias=Bias.from_dict(arrays, about["bias"]),
-                normalize=about["normalize"],
+                normalize=normalize,
                 unit=about["unit"],
                 augmentation=Augmentation(**about["augmentation"]),
                 item_norms=tuple(about["item_norms"]),
@@ -713,6 +848,8 @@ class Corrector:
                 sample=arrays["sample"],
                 center=arrays.get("center"),
                 bank_of_items=second,
+                sample_groups=tuple(about.get("sample_groups", ())),
+                calibration=calibrated and Calibration.from_dict(calibrated),
             )
         except NNNormError:
             raise
@@ -777,8 +914,10 @@ def _round_to_half(rows: FloatArray) -> Rows:
     return kept
 
 
-def _open_kept(rows: Rows, name: str, normalize: bool) -> Embeddings:
-    return open_embeddings(rows.astype(np.float32), name=name, normalize=normalize)
+def _keep(source: Embeddings | Rows, name: str, normalize: bool) -> Embeddings:
+    """A bank as a corrector computes with it: the values that are saved, in float32."""
+    kept = _round_to_half(np.asarray(source)).astype(np.float32)
+    return open_embeddings(kept, name=name, normalize=normalize)
 
 
 def _has_unit_norms(rows: Embeddings) -> bool:

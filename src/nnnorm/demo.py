@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnnorm import NNN, compare, diagnose, evaluate, evaluation, load_shapes, search, tune
+from nnnorm import NNN, compare, evaluate, evaluation, load_shapes, search, tune
 from nnnorm.datasets import Shapes, read_scene
 from nnnorm.errors import MissingExtraError, quiet
 from nnnorm.files import make_folder
@@ -47,7 +47,7 @@ With your own embeddings (one row per item or query, all from one model; add
                 --bias bias.safetensors
 
 nnnorm check reports whether you have hubs and whether the correction helps.
-nnnorm explore shows your data on a page, or this demo's if you give no files."""
+nnnorm explore shows your data on a page, or this demo's if you pass no files."""
 
 
 class Example(NamedTuple):
@@ -97,18 +97,13 @@ class Demo:
                 "n_validation": len(self.shapes.validation_queries),
                 "dim": self.shapes.gallery.shape[1],
             },
-            "uncorrected": self.uncorrected.to_dict(),
-            "untuned": self.untuned.to_dict(),
-            "tuned": self.tuned.to_dict(),
+            **{name: getattr(self, name).to_dict() for name in ("uncorrected", "untuned", "tuned")},
             "tuning": self.tuning.to_dict(),
             "hubness": self.diagnosis.to_dict(),
             "comparison": self.comparison.to_dict(),
             "examples": [example._asdict() for example in self.examples],
-            "n_gained": self.n_gained,
-            "n_lost": self.n_lost,
             "output": str(self.output),
-            "files": self.files,
-            "notes": self.notes,
+            **{name: getattr(self, name) for name in ("n_gained", "n_lost", "files", "notes")},
         }
 
 
@@ -143,11 +138,11 @@ def run_demo(output: str | Path = "demo-output", *, step: Callable[[str], None] 
         search(shapes.queries, gallery, one, k=_N_SHOWN).indices for one in (None, bias)
     )
     was_right, is_right = before[:, 0] == shapes.truth, after[:, 0] == shapes.truth
-    diagnosis = diagnose(gallery=gallery, bias=bias, **test)
+    diagnosis = evaluation.diagnose(gallery=gallery, bias=bias, **test)
     hubs = evaluation.find_hubs(diagnosis.occurrences).tolist()
     examples = _pick_examples(shapes, before, after, hubs)
     step("Drawing")
-    files, notes = ["bias.safetensors"], []
+    files, notes = list(_FILES), []
     try:
         figures = {
             "contact-sheet.png": _draw_examples(shapes, examples, hubs),
@@ -159,9 +154,8 @@ def run_demo(output: str | Path = "demo-output", *, step: Callable[[str], None] 
         }
         for name, figure in figures.items():
             plots.save_figure(figure, folder / name)
-            files.append(name)
     except MissingExtraError as error:
-        notes.append(f"No plots: {error}")
+        files, notes = files[:1], [f"No plots: {error}"]
     return Demo(
         shapes,
         diagnosis,

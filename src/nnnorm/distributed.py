@@ -20,7 +20,15 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from nnnorm.corrector import Corrector
-from nnnorm.errors import NNNormError, NNNormWarning, first_line, require, warn
+from nnnorm.errors import (
+    NNNormError,
+    NNNormWarning,
+    first_line,
+    hide_secrets,
+    require,
+    show_url,
+    warn,
+)
 from nnnorm.files import Progress, write_whole
 
 Output: TypeAlias = Literal["bias", "vectors"]
@@ -47,23 +55,35 @@ class _Shard(NamedTuple):
 
 
 def make_worker(
-    corrector: Corrector, *, column: str = "embedding", ids: str = "id", output: Output = "bias"
+    corrector: Corrector,
+    *,
+    column: str = "embedding",
+    ids: str = "id",
+    groups: str | None = None,
+    output: Output = "bias",
 ) -> Callable[[Any], Any]:
-    """Return a function that maps one batch of items to their ids and bias values."""
+    """Return a function that maps one batch of items to their ids and bias values.
+
+    `groups` is the column of their groups, for a corrector that was fitted with groups.
+    """
     if output not in _NAMES:
         raise NNNormError(f'output must be "bias" or "vectors"; got {output!r}')
 
+    needed = tuple(name for name in (ids, column, groups) if name is not None)
+
     def work(batch: Any) -> Any:
         pyarrow = require("pyarrow", "parquet")
-        _check_columns((column, ids), list(getattr(batch, "column_names", batch)))
+        _check_columns(needed, list(getattr(batch, "column_names", batch)))
         is_pandas = hasattr(batch, "iloc")
         if is_pandas:
-            batch = pyarrow.Table.from_pandas(batch[[ids, column]], preserve_index=False)
+            batch = pyarrow.Table.from_pandas(batch[list(needed)], preserve_index=False)
         rows = _read_rows(batch[column], batch[ids], corrector.dim)
+        labels = None if groups is None else batch[groups].to_pylist()
         if output == "bias":
-            made = pyarrow.array(corrector.bias_for(rows).values if len(rows) else rows[:, 0])
+            values = corrector.bias_for(rows, groups=labels).values if len(rows) else rows[:, 0]
+            made = pyarrow.array(values)
         else:
-            vectors = corrector.transform_items(rows) if len(rows) else rows
+            vectors = corrector.transform_items(rows, groups=labels) if len(rows) else rows
             width = corrector.dim + corrector.augmentation.n_extra
             made = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), width)
         result = type(batch).from_pydict({ids: batch[ids], _NAMES[output]: made})
@@ -79,6 +99,7 @@ def transform_parquet(
     *,
     column: str = "embedding",
     ids: str = "id",
+    groups: str | None = None,
     output: Output = "bias",
     progress: Progress | None = None,
 ) -> int:
@@ -88,6 +109,11 @@ def transform_parquet(
         os.environ.setdefault(name, "0")  # read when Ray is imported
     ray, find = require("ray", "ray"), require("fsspec", "ray").core.url_to_fs
     about = {"corrector": corrector.fingerprint, "column": column, "ids": ids, "output": output}
+    if groups is not None:
+        about["groups_column"] = groups
+    corrector.open_groups(
+        None if groups is None else np.array([], dtype=str), 0
+    )  # rejected before the work
     (fs, root), (other, place) = (find(os.fspath(one)) for one in (source, destination))
     shards = _find_shards(fs, root, other, place, about)
     left = [shard for shard in shards if not shard.is_done]
@@ -97,7 +123,7 @@ def transform_parquet(
         other.rm(f"{place}/{_SUMMARY}")  # a destination that has it is complete
     is_ours = not ray.is_initialized()
     if is_ours:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+        _start(ray)
     try:
         for n_rows in _run(ray, corrector, fs, other, left):
             done += n_rows
@@ -113,6 +139,20 @@ def transform_parquet(
 
 
 # --- tasks ---------------------------------------------------------------------------------------
+
+
+def _start(ray: Any) -> None:
+    """Start Ray, or connect to the cluster of RAY_ADDRESS."""
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+    except Exception as error:  # no memory for its store, no such cluster, a version that differs
+        address = os.environ.get("RAY_ADDRESS", "")
+        reason = hide_secrets(first_line(error), address)
+        where = f" at {show_url(address)}" if address else ""
+        raise NNNormError(
+            f"Ray can't be started{where} ({reason}); check that `ray.init()` works here, and "
+            "RAY_ADDRESS if it is set"
+        ) from (error if reason == first_line(error) else None)
 
 
 def _run(
@@ -149,11 +189,15 @@ def _transform(corrector: Corrector, fs: Any, other: Any, shard: _Shard) -> list
     threadpool_limits(1)  # Ray runs one task per core
     os.environ["OMP_NUM_THREADS"] = "1"
     column, ids, output = (shard.about[name] for name in ("column", "ids", "output"))
-    work = make_worker(corrector, column=column, ids=ids, output=output)  # type: ignore[arg-type]
+    groups = shard.about.get("groups_column")
+    columns = {"column": column, "ids": ids, "groups": groups}
+    work = make_worker(corrector, **columns, output=output)  # type: ignore[arg-type]
     pyarrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
     with warnings.catch_warnings(record=True) as caught, _opened(fs, shard.path) as file:
         warnings.simplefilter("always", NNNormWarning)
-        batches = file.iter_batches(_BATCH_ROWS, shard.groups, columns=[ids, column])
+        batches = file.iter_batches(
+            _BATCH_ROWS, shard.groups, columns=[name for name in columns.values() if name]
+        )
         table = pyarrow.Table.from_batches([work(batch) for batch in batches])
     table = table.replace_schema_metadata({_KEY: json.dumps(shard.about)})
     content = pyarrow.BufferOutputStream()
@@ -219,7 +263,8 @@ def _find_shards(fs: Any, root: str, other: Any, place: str, about: dict[str, st
     def look(name: str) -> list[_Shard]:
         path, shards = f"{folder}/{name}", []
         with _opened(fs, path) as file:
-            _check_columns((about["column"], about["ids"]), file.schema_arrow.names)
+            needed = (about["column"], about["ids"], about.get("groups_column", about["ids"]))
+            _check_columns(needed, file.schema_arrow.names)
             sizes = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
         starts = np.cumsum([0, *sizes])
         runs = groupby(np.flatnonzero(sizes).tolist(), lambda n: starts[n] // _TASK_ROWS)

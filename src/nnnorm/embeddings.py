@@ -8,7 +8,7 @@ normalized only with `normalize=True`, nothing is changed in place, nothing is u
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -25,7 +25,7 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 Source: TypeAlias = Any
 
 _BLOCK_BYTES = 16 * 2**20
-_NO_ROLE = "embeddings"
+_NO_NAME = "embeddings"
 # Norms that differ by more than this share of the largest suggest that cosine was meant.
 EQUAL_NORMS = 0.01
 # Products of two such sides come near the smallest float32, or vanish.
@@ -39,10 +39,8 @@ class StoredMatrix:
     Parameters
     ----------
     parts : list of ndarray, each of shape (n_part, n_columns)
-    role : str
-        The name of the argument, such as ``"gallery"``.
-    path : str, optional
-        Where the values were read from.
+    name : str
+        For messages: the name of the argument, such as ``"gallery"``, and any path.
     divisors : ndarray, shape (n_rows,), optional
         Every row is divided by its entry when it is read.
     center : ndarray, shape (n_columns,), optional
@@ -50,38 +48,35 @@ class StoredMatrix:
     """
 
     parts: list[npt.NDArray[Any]]
-    role: str
-    path: str | None = None
+    name: str
     divisors: FloatArray | None = None
     center: FloatArray | None = None
     starts: IntArray = field(init=False)
     shape: tuple[int, int] = field(init=False)
-    # The name in messages: the role, and the path if there is one.
-    name: str = field(init=False)
+    dim: int = field(init=False)
+    # Whether rows are divided by their norms when they are read.
+    normalized: bool = field(init=False)
     # Whether blocks are views of one float32 array, so that reading a block costs nothing.
     in_memory: bool = field(init=False)
 
     def __post_init__(self) -> None:
         starts, part = np.cumsum([0, *map(len, self.parts)]), self.parts[0]
+        is_changed = self.divisors is not None or self.center is not None
+        is_plain = part.dtype == np.float32 and part.dtype.isnative and part.flags.c_contiguous
         self.__dict__.update(
             starts=starts,
             shape=(int(starts[-1]), int(part.shape[1])),
-            name=self.role if self.path is None else f"{self.role} ({self.path})",
-            in_memory=len(self.parts) == 1
-            and isinstance(part, np.ndarray)
-            and part.dtype == np.float32
-            and part.dtype.isnative
-            and part.flags.c_contiguous
-            and self.divisors is None
-            and self.center is None,
+            dim=int(part.shape[1]),
+            normalized=self.divisors is not None,
+            in_memory=is_plain and len(self.parts) == 1 and not is_changed,
         )
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        normalized = "" if self.divisors is None else ", normalized"
-        return f"{type(self).__name__}({self.name}: {len(self)} x {self.shape[1]}{normalized})"
+        normalized = ", normalized" if self.normalized else ""
+        return f"{type(self).__name__}({self.name}: {len(self)} x {self.dim}{normalized})"
 
     def rows(self, start: int, stop: int) -> FloatArray:
         """Read rows ``start:stop`` as a C-ordered float32 array."""
@@ -106,7 +101,7 @@ class StoredMatrix:
             raise IndexError(f"indices must be below the {len(self)} rows of {self.name}")
         if self.in_memory:
             return np.take(self.parts[0], indices, axis=0)
-        taken = np.empty((len(indices), self.shape[1]), dtype=np.float32)
+        taken = np.empty((len(indices), self.dim), dtype=np.float32)
         part_of = np.searchsorted(self.starts, indices, "right") - 1
         with np.errstate(over="ignore"):
             for number in np.unique(part_of):
@@ -120,7 +115,7 @@ class StoredMatrix:
 
     def blocks(self) -> Iterator[tuple[int, FloatArray]]:
         """Read all rows in order, as ``(start, block)`` of about 16 MB."""
-        step = max(1, _BLOCK_BYTES // (4 * self.shape[1]))
+        step = max(1, _BLOCK_BYTES // (4 * self.dim))
         for start in range(0, len(self), step):
             yield start, self.rows(start, min(start + step, len(self)))
 
@@ -136,6 +131,7 @@ class _Measured:
 
     norms: FloatArray | None = None
     digest: str | None = None
+    stamps: dict[str, tuple[int, int, int]] | None = None  # of the files, before they were read
     # Of the rows as they are, and of the rows divided by their norms.
     means: tuple[FloatArray, FloatArray] | None = None
 
@@ -154,13 +150,6 @@ class Embeddings(StoredMatrix):
     counts: IntArray | None = None
     n_queries: int = 0
     measured: _Measured = field(default_factory=_Measured)
-    dim: int = field(init=False)
-    # Whether rows are divided by their norms when they are read.
-    normalized: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.__dict__.update(dim=self.shape[1], normalized=self.divisors is not None)
 
     @property
     def norm_range(self) -> tuple[float, float]:
@@ -181,9 +170,16 @@ class Embeddings(StoredMatrix):
         """SHA-256 of shape and float32 values, the same for every file format and dtype.
 
         The stored values are hashed, before normalization (which may differ in the last bit between
-        machines); a suffix shows whether rows are normalized.
+        machines); a suffix shows whether rows are normalized. Raises if a file has changed since.
         """
         self._measure(fingerprint=True)
+        now = _stamp(self.parts)
+        for path, (inode, *content) in (self.measured.stamps or {}).items():
+            if path in now and now[path][0] == inode and list(now[path][1:]) != content:
+                raise NNNormError(
+                    f"{self.name} changed on disk after it was opened, so its rows may be a "
+                    "mixture; open it again, and replace files instead of writing into them"
+                )
         return f"{self.measured.digest}{':unit' if self.normalized else ''}"
 
     def _measure(self, *, fingerprint: bool = False) -> FloatArray:
@@ -191,6 +187,7 @@ class Embeddings(StoredMatrix):
         kept = self.measured
         if kept.norms is not None and (kept.digest is not None or not fingerprint):
             return kept.norms
+        kept.stamps = kept.stamps or _stamp(self.parts)
         norms = np.empty(len(self), dtype=np.float32)
         totals = np.zeros((2, self.dim))
         digest = hashlib.sha256(f"{len(self)}x{self.dim}".encode())
@@ -205,8 +202,8 @@ class Embeddings(StoredMatrix):
         if norms.min() == 0:
             zero = np.flatnonzero(norms == 0)
             raise NNNormError(
-                f"{self.name} row {zero[0]} is all zeros ({len(zero)} such of {len(self)} rows) "
-                "and scores 0 with everything; a failed encoding? Remove or re-encode such rows"
+                f"{self.name} row {zero[0]} is all zeros ({len(zero)} of {len(self)} rows are) "
+                "and scores 0 with everything; did the encoding fail? Remove or re-encode such rows"
             )
         norms.flags.writeable = False
         raw, unit = (totals / len(self)).astype(np.float32)
@@ -231,37 +228,23 @@ class Embeddings(StoredMatrix):
             total += block.sum(axis=0, dtype=np.float64)
         return np.asarray(total / len(self), dtype=np.float32)
 
-    def centered(self, center: FloatArray) -> "Embeddings":
-        """Return a view whose rows have `center` subtracted when they are read.
-
-        It is for products only: norms and fingerprint are those of the rows before.
-
-        Examples
-        --------
-        >>> open_embeddings(np.eye(2)).centered(np.float32([0.5, 0.5])).rows(0, 1).tolist()
-        [[0.5, -0.5]]
-        """
-        return replace(self, center=center)
-
     def subset(self, indices: npt.NDArray[np.integer[Any]]) -> "Embeddings":
         """Return the rows at `indices`, in that order, copied, under the same name."""
         measured = _Measured()
         if self.measured.norms is not None and not self.normalized:
             measured.norms = self.measured.norms[indices]
         ids = None if self.ids is None else self.ids[indices]
-        return Embeddings([self.take(indices)], self.role, self.path, ids=ids, measured=measured)
+        return Embeddings([self.take(indices)], self.name, ids=ids, measured=measured)
 
     def joined(self, other: "Embeddings") -> "Embeddings":
         """Return the rows of `self` followed by the rows of `other`, without a copy."""
         check_same_dim(self, other)
-        measured, divisors = _Measured(), None
-        if self.measured.norms is not None and other.measured.norms is not None:
-            measured.norms = np.concatenate([self.measured.norms, other.measured.norms])
+        sides, measured, divisors = (self, other), _Measured(), None
+        measured.norms = np.concatenate([side._measure() for side in sides])
         if self.normalized or other.normalized:
-            divisors = np.ones(len(self) + len(other), dtype=np.float32)
-            for side, place in ((self, divisors[: len(self)]), (other, divisors[len(self) :])):
-                if side.divisors is not None:
-                    place[:] = side.divisors
+            divisors = np.concatenate(
+                [np.ones(len(s), np.float32) if s.divisors is None else s.divisors for s in sides]
+            )
         name = f"{self.name} and {other.name}"
         return Embeddings([*self.parts, *other.parts], name, divisors=divisors, measured=measured)
 
@@ -316,22 +299,21 @@ def open_embeddings(
     if isinstance(source, Embeddings):
         if source.normalized and normalize is not None and not normalize:
             raise NNNormError(
-                f"the rows of {source.name} are normalized already, but normalize is False; leave "
+                f"the rows of {source.name} are already normalized, but normalize is False; leave "
                 "out normalize, or open the original array or path again"
             )
         opened = source
         # A name that was given stays: "the items of photos.faiss" says more than "gallery".
-        if name is not None and source.role == _NO_ROLE and name != _NO_ROLE:
-            opened = replace(opened, role=name)
+        if f"{source.name} (".startswith(f"{_NO_NAME} (") and name is not None:
+            opened = replace(opened, name=source.name.replace(_NO_NAME, name, 1))
     elif isinstance(source, StoredMatrix):
         raise NNNormError(
-            f"{name or _NO_ROLE} must be embeddings of shape (n_rows, dim); got ready scores, "
+            f"{name or _NO_NAME} must be embeddings of shape (n_rows, dim); got ready scores, "
             f"opened as {source.name}"
         )
     else:
-        role = _NO_ROLE if name is None else name
-        parts, path, ids = _read_source(source, role)
-        opened = Embeddings(parts, role, path, ids=ids)
+        parts, full, ids = _read_source(source, name or _NO_NAME)
+        opened = Embeddings(parts, full, ids=ids)
         opened._measure(fingerprint=fingerprint)
         if not normalize:
             check_norms(opened.name, *opened.norm_range, warn_of_norms=normalize is None)
@@ -340,21 +322,47 @@ def open_embeddings(
     return opened
 
 
+def _stamp(parts: Sequence[npt.NDArray[Any]]) -> dict[str, tuple[int, int, int]]:
+    """Inode, size and time of the last change of mapped files that are still there."""
+    mapped = [part for part in parts if isinstance(part, np.memmap) and part.mode == "r"]
+    names = {str(part.filename) for part in mapped if part.filename is not None}
+    found = {name: os.stat(name) for name in names if os.path.exists(name)}
+    return {name: (one.st_ino, one.st_size, one.st_mtime_ns) for name, one in found.items()}
+
+
 def _read_source(
     source: Source, name: str, expected: str = "(n_rows, dim)"
-) -> tuple[list[npt.NDArray[Any]], str | None, Ids | None]:
-    """Read an array of any library, or files, and check that all parts are float matrices."""
+) -> tuple[list[npt.NDArray[Any]], str, Ids | None]:
+    """Read an array of any library, or files; return float matrices, their name and any ids."""
+    ids = None
     if isinstance(source, (str, os.PathLike)):
         parts, path, ids = read_files(source, name)
         name = f"{name} ({path})"
+    elif isinstance(source, np.ma.MaskedArray):
+        raise NNNormError(f"{name} is a masked array; fill it or drop the masked rows first")
     else:
-        parts, path, ids = [_read_array(source, name)], None, None
+        try:
+            is_foreign = not hasattr(source, "__array__") and hasattr(source, "__dlpack__")
+            parts = [np.from_dlpack(source) if is_foreign else np.asarray(source)]
+        except Exception as error:  # each array library raises its own kind here
+            raise NNNormError(
+                f"{name} can't be read as a numpy array ({type(source).__name__}: "
+                f"{first_line(error)}); pass a float array on the CPU "
+                "(torch: tensor.detach().cpu().float())"
+            ) from error
     for part in parts:
+        if part.dtype.kind == "O":
+            raise _explain_objects(source, name, part.ndim)
         if part.dtype.kind in "iu" and part.dtype.itemsize > 1 and expected == "(n_rows, dim)":
             raise NNNormError(
                 f"{name} holds integers ({part.dtype}, shape {part.shape}), which look like "
                 "truth or row numbers; expected embeddings of shape (n_rows, dim), float16, "
                 "float32 or float64. Were the arguments swapped?"
+            )
+        if part.dtype.kind in "US":
+            raise NNNormError(
+                f"{name} holds texts; expected their embeddings: encode them with your model, or "
+                "with nnnorm.encoders.load_encoder(MODEL).encode_texts(texts)"
             )
         if part.dtype.kind != "f" or part.dtype.itemsize not in (2, 4, 8):
             raise NNNormError(
@@ -372,29 +380,16 @@ def _read_source(
             raise NNNormError(
                 f"{name}: all shards must share dim; got {parts[0].shape[1]} and {part.shape[1]}"
             )
-    return parts, path, ids
+    return parts, name, ids
 
 
-def _read_array(source: Any, name: str) -> npt.NDArray[Any]:
-    if isinstance(source, np.ma.MaskedArray):
-        raise NNNormError(f"{name} is a masked array; fill it or drop the masked rows first")
-    try:
-        if not hasattr(source, "__array__") and hasattr(source, "__dlpack__"):
-            return np.from_dlpack(source)
-        array = np.asarray(source)
-    except Exception as error:  # each array library raises its own kind here
-        raise NNNormError(
-            f"{name} can't be read as a numpy array ({type(source).__name__}: "
-            f"{first_line(error)}); pass a float array on the CPU "
-            "(torch: tensor.detach().cpu().float())"
-        ) from error
-    if array.dtype.kind != "O":
-        return array
+def _explain_objects(source: Any, name: str, ndim: int) -> NNNormError:
+    """The error for what numpy can only hold as Python objects."""
     kind = type(source).__name__
-    if array.ndim == 0:
+    if ndim == 0:
         order = "; the order is (queries, gallery, bias)" if kind == "Bias" else ""
-        raise NNNormError(f"{name}: got a {kind} where an array or a path was expected{order}")
-    raise NNNormError(
+        return NNNormError(f"{name}: got a {kind} where an array or a path was expected{order}")
+    return NNNormError(
         f"{name} must be float16, float32 or float64; got a {kind} of Python objects. Pass the "
         "numbers alone: frame[columns].to_numpy(), or numpy.stack(column) for a column of lists"
     )
@@ -458,7 +453,7 @@ def check_like_norms(
     if low < (1 - EQUAL_NORMS) * least or high > (1 + EQUAL_NORMS) * most:
         raise NNNormError(
             f"{name} has norms {low:.4g} to {high:.4g}, but all {what} have about {most:.4g}; "
-            "scale them alike, or start with normalize=True (--normalize)"
+            "scale them the same way, or start with normalize=True (--normalize)"
         )
 
 
@@ -474,7 +469,7 @@ def measure_rows(block: FloatArray, name: str, start: int = 0) -> FloatArray:
     squares = np.einsum("ij,ij->i", block, block)
     # A NaN or infinite entry always shows in its row's sum of squares.
     if not np.isfinite(squares).all():
-        _raise_not_finite(name, start, block)
+        _check_finite(name, start, block)
         row = np.flatnonzero(~np.isfinite(squares))[0]
         raise NNNormError(
             f"{name} row {start + row} is too large for float32 products (its entries reach "
@@ -487,11 +482,11 @@ def measure_rows(block: FloatArray, name: str, start: int = 0) -> FloatArray:
     return norms
 
 
-def _raise_not_finite(name: str, start: int, block: FloatArray) -> None:
+def _check_finite(name: str, start: int, block: FloatArray) -> None:
     """Raise an error that names the first value of a block that is not finite, if there is one."""
-    bad = np.argwhere(~np.isfinite(block))
-    if len(bad):
-        row, column = bad[0]
+    is_finite = np.isfinite(block)
+    if not is_finite.all():
+        row, column = np.argwhere(~is_finite)[0]
         what = "NaN" if np.isnan(block[row, column]) else "infinity (or a number beyond float32)"
         raise NNNormError(
             f"{name} must be finite; row {start + row} has {what} in column {column}. "
@@ -517,11 +512,10 @@ def open_matrix(source: Source, *, name: str) -> ScoreMatrix:
             f"{name} must be ready scores of shape (n_gallery, n_references); got embeddings, "
             f"opened as {source.name}. Multiply them first, or use fit"
         )
-    parts, path, _ = _read_source(source, name, "(n_gallery, n_references)")
-    opened = ScoreMatrix(parts, name, path)
+    parts, name, _ = _read_source(source, name, "(n_gallery, n_references)")
+    opened = ScoreMatrix(parts, name)
     for start, block in opened.blocks():
-        if not np.isfinite(block).all():
-            _raise_not_finite(opened.name, start, block)
+        _check_finite(name, start, block)
     return opened
 
 
@@ -543,8 +537,8 @@ def open_valid(source: Source, *, name: str, normalize: bool | None = None) -> V
     except NNNormError:
         if isinstance(source, StoredMatrix):
             raise
-        parts, path, ids = _read_source(source, name)
-        whole = StoredMatrix(parts, name)
+        parts, full, ids = _read_source(source, name)
+        whole = StoredMatrix(parts, full)
         faults: dict[int, str] = {}
         for start, block in whole.blocks():
             squares = (block.astype(np.float64) ** 2).sum(axis=1)
@@ -557,10 +551,9 @@ def open_valid(source: Source, *, name: str, normalize: bool | None = None) -> V
     # The rows between two broken ones are a view, so that nothing is copied.
     valid = []
     for part, start in zip(parts, whole.starts, strict=False):
-        broken = [row - start for row in sorted(faults) if 0 <= row - start < len(part)]
+        broken = [row - start for row in faults if 0 <= row - start < len(part)]
         edges = pairwise([-1, *broken, len(part)])
         valid += [part[before + 1 : after] for before, after in edges if after > before + 1]
-    left = Embeddings(valid, name, path)
+    left = open_embeddings(Embeddings(valid, full), normalize=normalize)
     rows = np.setdiff1d(np.arange(len(whole)), list(faults))
-    left = open_embeddings(left, normalize=normalize)
     return ValidRows(left, rows, len(whole), faults, ids)

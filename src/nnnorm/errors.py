@@ -6,16 +6,27 @@ Every message says what was expected, what arrived, and what to do about it. `NN
 
 import importlib
 import os
+import re
 import sys
+import unicodedata
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import unquote
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 # How usearch and DuckDB report a Ctrl-C.
 _INTERRUPTED = ("Operation has been terminated", "Query interrupted", "INTERRUPT Error")
+# User and password; up to the last @, since a password may hold one. A Path has lost a slash.
+_USER = re.compile(r"((?<=\w\w)://?|//)(\S*)@")
+# Options of an address and of a signed URL: passwords, tokens, keys and signatures.
+_SECRET = re.compile(
+    r"(?i)([\w-]*(?:pass|pwd|token(?!s)|secret|signature|credential|[_-]key|apikey|accesskey)[\w-]*"
+    r"\s*=\s*|(?<=[?&;])(?:sig|key|auth|code)=)('[^']*'|[^\s&]+)"
+)
+_JOINERS = "\u200c\u200d"  # format characters that scripts and emoji are written with
 
 
 class NNNormError(ValueError):
@@ -42,6 +53,39 @@ def warn(message: str) -> None:
 def first_line(error: BaseException) -> str:
     """What another library's error says, short enough to quote; its type if it says nothing."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def show_url(text: object) -> str:
+    """Write a URL, or text with URLs, without users, passwords, keys and signatures."""
+    return _SECRET.sub(r"\1…", _USER.sub(r"\1…@", str(text)))
+
+
+def hide_secrets(text: str, address: str, *others: str | None) -> str:
+    """Remove the secrets of an address, and others, from what another library says of it."""
+    found = _USER.search(address)
+    _, _, password = (found[2] if found else "").partition(":")
+    signed = [match[2] for match in _SECRET.finditer(address)]
+    for secret in (password, *signed, *others):
+        for form in (secret, unquote(secret or "")):
+            text = text.replace(form, "…") if form else text
+    return show_url(text)
+
+
+def printable(text: object, keep: str = "") -> str:
+    r"""Write text from data for a terminal: what controls it, or hides text, as an escape.
+
+    >>> printable("a\x1b]0;title\x07\nb")
+    'a\\x1b]0;title\\x07\\nb'
+    """
+    return "".join(
+        one if one in keep or not _controls(one) else one.encode("unicode_escape").decode()
+        for one in str(text)
+    )
+
+
+def _controls(letter: str) -> bool:
+    """Whether a letter is a control, a direction mark, a line break or half of a pair."""
+    return letter not in _JOINERS and unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 @contextmanager

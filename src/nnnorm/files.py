@@ -1,48 +1,34 @@
 """Files written whole or not at all, records of arrays and JSON in one file, and their checks."""
 
 import contextlib
+import errno
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
-from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, keep_interrupts
 
-# Most file systems bound a name at 255 bytes; the rest is for what is added, such as a suffix.
-_LONGEST_NAME = 200
 _STRAY_SECONDS = 3600
-# Folders that were searched for leftovers already; once per process is enough.
-_TIDIED: set[Path] = set()
+_FULL = re.compile("(?i)no space left|disk (is )?full|quota exceeded|not enough space")
 # The folder of a container's memory limit (cgroup v2).
 _GROUP = "/sys/fs/cgroup"
-# Control characters, lone surrogates, and what Windows refuses.
-_NOT_IN_A_NAME = re.compile(r'[\x00-\x1f\x7f<>:"|?*\ud800-\udfff]')
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
-# User and password; up to the last @, since a password may hold one.
-_USER = re.compile(r"//\S*@")
-_SECRET = re.compile(r"(?i)(\w*(?:pass|token|secret|key)\w*\s*=\s*)('[^']*'|[^\s&]+)")
-
 # Called with (work done, work in all).
 Progress: TypeAlias = Callable[[int, int], None]
-
-
-def safe_name(name: object, otherwise: str = "unnamed") -> str:
-    """Reduce a name that comes from data to a file name without any folder."""
-    last = re.split(r"[/\\]", str(name).rstrip("/\\"))[-1]
-    kept = _NOT_IN_A_NAME.sub("_", last).encode()[:_LONGEST_NAME].decode(errors="ignore")
-    return kept.lstrip(". ").rstrip(". ") or otherwise
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
@@ -54,9 +40,9 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         mode = stat.S_IFREG
     except OSError as error:  # no permission to look, a name too long, links in a circle
-        raise NNNormError(f"cannot write {path}: {error.strerror}; choose another place") from error
+        raise NNNormError(f"cannot write {path}: {error.strerror}; choose another path") from error
     if stat.S_ISDIR(mode):
-        problem = "it is a folder; give a file name inside it"
+        problem = "it is a folder; pass a file name inside it"
     elif not stat.S_ISREG(mode):
         problem = "it is not a regular file; choose another name"
     elif not folder.is_dir():
@@ -83,17 +69,6 @@ def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None
         )
 
 
-def _remove_strays(folder: Path) -> None:
-    """Remove temporary files of killed processes, which have not been written to for an hour."""
-    if folder in _TIDIED:
-        return
-    _TIDIED.add(folder)
-    for stray in folder.glob(".nnnorm-*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - stray.lstat().st_mtime > _STRAY_SECONDS:
-                stray.unlink()
-
-
 def make_folder(path: str | os.PathLike[str]) -> Path:
     """Create a folder for several files if there is none, or raise an error that says why not."""
     folder = Path(path)
@@ -102,7 +77,7 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
     except OSError as error:
         reason = "it is a file" if folder.is_file() else error.strerror
         raise NNNormError(
-            f"cannot make the folder {folder}: {reason}; choose another place"
+            f"cannot make the folder {folder}: {reason}; choose another path"
         ) from error
     check_writable(folder / "file")
     return folder
@@ -113,7 +88,10 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object
     target = check_writable(path)
     # Not derived from the name of the target, which may have the maximum length already.
     temporary = target.with_name(f".nnnorm-{secrets.token_hex(8)}.tmp")
-    _remove_strays(target.parent)
+    for stray in target.parent.glob(".nnnorm-*.tmp"):  # of killed processes
+        with contextlib.suppress(OSError):
+            if time.time() - stray.lstat().st_mtime > _STRAY_SECONDS:
+                stray.unlink()
     try:
         with open(temporary, "xb") as file, keep_interrupts():
             write(file)
@@ -123,12 +101,56 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object
             temporary.chmod(stat.S_IMODE(target.stat().st_mode))
         os.replace(temporary, target)
     except OSError as error:
+        reason = "the disk is full" if is_disk_full(error) else error.strerror or error
         raise NNNormError(
-            f"cannot write {path}: {error.strerror or error}; nothing was changed, "
-            "free some space or choose another place"
+            f"cannot write {path}: {reason}; nothing was changed, "
+            "free some space or choose another path"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it follows, is that of a full disk."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # those of Milvus go in a circle
+        seen.add(id(error))
+        is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        if is_full or _FULL.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def check_space(path: str | os.PathLike[str], needed: int = 2**16) -> None:
+    """Raise the error of a full disk if less than `needed` bytes are left where a path is."""
+    there = next(one for one in (Path(path), *Path(path).absolute().parents) if one.exists())
+    if shutil.disk_usage(there).free < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+
+
+def make_mapped(
+    path: str | os.PathLike[str], dtype: npt.DTypeLike, shape: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    """Create a `.npy` file of zeros and map it for writing.
+
+    All of it is allocated here: a full disk would kill the process when it writes to the map.
+    """
+    empty = np.empty(0, dtype)
+    about = {"descr": np.lib.format.dtype_to_descr(empty.dtype), "fortran_order": False}
+
+    def write(file: BinaryIO) -> None:
+        np.lib.format.write_array_header_1_0(file, {**about, "shape": shape})  # type: ignore[no-untyped-call,unused-ignore]
+        n_left = math.prod(shape) * empty.itemsize
+        if n_left and hasattr(os, "posix_fallocate"):
+            file.flush()
+            os.posix_fallocate(file.fileno(), file.tell(), n_left)
+            return
+        while n_left > 0:  # macOS, Windows
+            n_left -= file.write(bytes(min(n_left, 2**20)))
+
+    write_whole(path, write)
+    return np.lib.format.open_memmap(path, mode="r+")  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
 
 
 def check_memory(n_bytes: int, name: str) -> None:
@@ -162,47 +184,62 @@ def unreadable(name: object, kind: str, error: BaseException) -> NNNormError:
     """The error for a file that another library can't read."""
     return NNNormError(
         f"{name} can't be read as {kind} ({first_line(error)}); "
-        "is it cut short, or another kind of file?"
+        "is it truncated, or another kind of file?"
     )
 
 
 def save_record(
     path: str | os.PathLike[str], kind: str, arrays: Arrays, about: Mapping[str, Any]
 ) -> None:
-    """Write a record of a kind, such as ``"bias"``."""
+    """Write a record of a kind, such as ``"bias"``; the same record gives the same bytes."""
     from safetensors.numpy import save
 
     if Path(path).suffix != ".safetensors":  # what the name says is what is in the file
-        raise NNNormError(f"a {kind} is saved as .safetensors; got {path}: choose another ending")
+        raise NNNormError(f"a {kind} is saved as .safetensors; got {path}: choose another suffix")
     dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps(about)
     metadata = {"format": f"nnnorm.{kind}/1", kind: text, "digest": _digest_of(dense, text)}
     blob = memoryview(save(dense, metadata))
+    # The library writes the metadata in random order.
     n_header = 8 + int.from_bytes(blob[:8], "little")
-    header = _sort_metadata(bytes(blob[8:n_header]))
+    entries = json.loads(bytes(blob[8:n_header]))
+    entries["__metadata__"] = dict(sorted(metadata.items()))
+    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)  # the numbers behind it are aligned
     length = len(header).to_bytes(8, "little")
     write_whole(path, lambda file: file.writelines([length, header, blob[n_header:]]))
-
-
-def _sort_metadata(header: bytes) -> bytes:
-    """Bring the metadata of a safetensors header, which is in random order, into one order."""
-    entries = json.loads(header)
-    entries["__metadata__"] = dict(sorted(entries["__metadata__"].items()))
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    return text + b" " * (-len(text) % 8)  # the numbers behind it are aligned
 
 
 def load_record(
     path: str | os.PathLike[str], kind: str, maker: str
 ) -> tuple[Arrays, dict[str, Any]]:
     """Read arrays and description of a record; its digest shows that they are those saved."""
-    metadata, arrays = _read_record(path, kind, maker)
-    expected = f"nnnorm.{kind}/1"
-    if metadata.get("format") != expected:
-        raise NNNormError(
-            f"{path} is a safetensors file but holds no {kind} of this format ({expected}); "
-            f"it says {metadata.get('format', 'nothing')!r}"
-        )
+    from safetensors import SafetensorError, safe_open
+
+    check_regular(path)
+    if os.path.isdir(path):
+        raise NNNormError(f"{path} is a folder; expected a {kind} file (.safetensors)")
+    if not os.path.exists(path):
+        raise NNNormError(f"there is no {kind} file {path}; make one with: {maker}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        if Path(path).suffix in (".npy", ".npz", ".parquet"):
+            raise NNNormError(
+                f"{path} holds embeddings; expected a {kind}: make one with {maker}"
+            ) from error
+        raise unreadable(path, f"a {kind}", error) from error
+    found = metadata.get("format", "")
+    if found != f"nnnorm.{kind}/1":
+        other, _, number = found.removeprefix("nnnorm.").partition("/")
+        if other == kind:
+            raise NNNormError(f"{path} is a {kind} of format {number}; upgrade nnnorm to read it")
+        if (other, kind) == ("corrector", "bias"):
+            maker = f"nnnorm extend --corrector {path} --items GALLERY -o bias.safetensors"
+        what = f"a {other}" if found.startswith("nnnorm.") else "no file of nnnorm"
+        raise NNNormError(f"{path} is {what}; expected a {kind}: make one with {maker}")
     text = metadata.get(kind, "")
     if metadata.get("digest") != _digest_of(arrays, text):
         raise damaged(path, kind, maker, "its numbers are not those that were saved")
@@ -211,12 +248,15 @@ def load_record(
 
 def kind_of_record(path: str | os.PathLike[str]) -> str | None:
     """The kind that a file says it is; None if it is no record of this package."""
+    from safetensors import SafetensorError, safe_open
+
+    check_regular(path)  # a pipe may never end
     try:
-        metadata, _ = _read_record(path, "record", "nnnorm", arrays=False)
-    except NNNormError:
+        with safe_open(path, framework="numpy") as file:
+            found = re.fullmatch(r"nnnorm\.(\w+)/.*", (file.metadata() or {}).get("format", ""))
+    except (SafetensorError, OSError):
         return None
-    package, _, kind = metadata.get("format", "").partition(".")
-    return kind.partition("/")[0] if package == "nnnorm" else None
+    return found and found[1]
 
 
 def damaged(
@@ -234,36 +274,3 @@ def _digest_of(arrays: Arrays, text: str) -> str:
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
-
-
-def _read_record(
-    path: str | os.PathLike[str], kind: str, maker: str, *, arrays: bool = True
-) -> tuple[dict[str, str], Arrays]:
-    from safetensors import SafetensorError, safe_open
-
-    check_regular(path)
-    if os.path.isdir(path):
-        raise NNNormError(f"{path} is a folder; expected a {kind} file (.safetensors)")
-    if not os.path.exists(path):
-        raise NNNormError(f"there is no {kind} file {path}; make one with: {maker}")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            names = file.keys() if arrays else ()
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError) as error:
-        raise unreadable(path, f"a {kind}", error) from error
-
-
-def show_url(url: object) -> str:
-    """Write a URL or an address without user, password and keys, for messages and facts."""
-    return _SECRET.sub(r"\1…", _USER.sub("//…@", str(url)))
-
-
-def hide_secrets(text: str, address: str, *others: str | None) -> str:
-    """Remove the password of an address, and other secrets, from what an engine's library says."""
-    found = _USER.search(address)
-    _, _, password = (found.group()[2:-1] if found else "").partition(":")
-    for secret in (password, unquote(password), *others):
-        if secret:
-            text = text.replace(secret, "…")
-    return show_url(text)

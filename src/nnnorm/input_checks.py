@@ -4,8 +4,8 @@
 - Past queries that are other items, such as photos where texts were meant (`warn_of_items`). Three
   scores of each row are compared with those of the items: how much of the row the items don't span,
   how close its nearest items are, and on which side of the two means it lies. If none of the three
-  tells the rows from items, they are items, or of a kind that can't be told from items. Queries, if
-  there are any, settle which.
+  separates the rows from items, they are items, or of a kind that can't be distinguished from
+  items. Queries, if there are any, settle which.
 - Past queries from another source than the queries (`mismatch_z`).
 
 Figures: `benchmarks/mismatch.py`.
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from nnnorm.dedup import NEAR_COPY, as_units, hash_rows
 from nnnorm.embeddings import Embeddings, FloatArray, check_same_dim
 from nnnorm.errors import NNNormError, warn
+from nnnorm.scoring import one_blas_thread
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -55,58 +56,46 @@ _SAME_ROW = 2e-3
 # leaves 0.975 of 512 dimensions; in few dimensions such cosines occur by chance.
 _NEAR_ROW, _FEWEST_DIMS = 0.95, 32
 _MOST_SAME, _MOST_NEAR, _MOST_REPEATED = 0.5, 0.2, 0.01
-# Rows read of a large gallery, in evenly spaced runs; references looked for in them.
-_MOST_READ, _RUN = 2**20, 4096
-_FEWEST_SOUGHT, _MOST_SOUGHT = 128, 4096
+# Rows sampled of a large gallery; references looked for in them, more if fewer can be found.
+_MOST_READ = 2**14
+_FEWEST_SOUGHT, _MOST_SOUGHT, _SOUGHT_AT_ONCE = 128, 2**15, 512
 
 
 def check_inputs(
     gallery: Embeddings,
     references: Embeddings,
+    queries: Embeddings | None = None,
     *,
     allow_gallery_rows: bool | None = False,
     compare: bool = True,
-    repeats: bool = True,
 ) -> None:
     """Reject references that are gallery rows; warn of other items and of repeated items."""
-    is_checked = (
-        not allow_gallery_rows
-        and len(references) >= FEW_QUERIES
-        and references.dim == gallery.dim  # or rejected elsewhere, with both shapes
-    )
     n_read = min(len(gallery), _MOST_READ)
-    n_sought = min(len(references), _MOST_SOUGHT, _FEWEST_SOUGHT * -(-len(gallery) // n_read))
-    places = np.linspace(0, len(references) - 1, n_sought).astype(np.int64)
-    sought = as_units(references.take(places)) if is_checked else np.empty((0, gallery.dim))
-    best, nearest = np.full(len(sought), -np.inf, dtype=np.float32), np.zeros_like(sought)
-    hashes = []
-    blocks = gallery.blocks()
+    places = np.arange(len(gallery))
     if n_read < len(gallery):
-        starts = np.linspace(0, len(gallery) - _RUN, n_read // _RUN).astype(np.int64).tolist()
-        blocks = ((start, gallery.rows(start, start + _RUN)) for start in starts)
-    for _, block in blocks:
-        if repeats:
-            hashes.append(hash_rows(block))
-        if len(sought):
-            units = block if gallery.normalized else as_units(block)
-            scores = sought @ units.T
-            highest = scores.argmax(axis=1)
-            values = np.take_along_axis(scores, highest[:, None], axis=1)[:, 0]
-            is_better = values > best
-            nearest[is_better], best[is_better] = units[highest[is_better]], values[is_better]
-    if repeats:
-        n_different = len(np.unique(np.concatenate(hashes)))
-        if n_read - n_different > _MOST_REPEATED * n_read:
-            sampled = "" if n_read == len(gallery) else " sampled"
-            warn(
-                f"{gallery.name} has {n_different:,} different rows among {n_read:,}{sampled}: "
-                "repeated items share their places, so R@K means little; remove the repeated rows"
-            )
-    if not is_checked:
+        places = np.random.default_rng(0).choice(len(gallery), n_read, replace=False)
+    rows = gallery.take(np.sort(places))
+    n_different = len(np.unique(hash_rows(rows)))
+    # Of a row and its copy, the share n_read/len(gallery) has both in the sample.
+    if (n_read - n_different) * len(gallery) > _MOST_REPEATED * n_read**2:
+        sampled = "" if n_read == len(gallery) else " sampled"
+        warn(
+            f"{gallery.name} has {n_different:,} different rows among {n_read:,}{sampled}: "
+            "repeated items share their places, so R@K means little; remove the repeated rows"
+        )
+    # Another dim is rejected elsewhere, with both shapes.
+    if allow_gallery_rows or len(references) < FEW_QUERIES or references.dim != gallery.dim:
         return
+    n_sought = min(len(references), _MOST_SOUGHT, _FEWEST_SOUGHT * -(-len(gallery) // n_read))
+    sought = references.take(np.linspace(0, len(references) - 1, n_sought).astype(np.int64))
     expected = n_sought * n_read / len(gallery)  # to be found if all references are gallery rows
-    n_same = int((np.linalg.norm(sought - nearest, axis=1) < _SAME_ROW).sum())
-    n_near = int((best > _NEAR_ROW).sum()) if gallery.dim >= _FEWEST_DIMS else 0
+    units, n_same, n_near = as_units(rows), 0, 0
+    for start in range(0, n_sought, _SOUGHT_AT_ONCE):
+        some = as_units(sought[start : start + _SOUGHT_AT_ONCE])
+        scores = some @ units.T
+        nearest = scores.argmax(axis=1)
+        n_same += int((np.linalg.norm(some - units[nearest], axis=1) < _SAME_ROW).sum())
+        n_near += int((scores.max(axis=1) > _NEAR_ROW).sum())
     part = "" if n_read == len(gallery) else f" in {n_read / len(gallery):.1%} of the gallery"
     harm = "so an item's best past query would be the item itself"
     if n_same > _MOST_SAME * expected:
@@ -117,19 +106,20 @@ def check_inputs(
                 "(--set allow_gallery_rows=true) if past queries do equal items"
             )
         warn(f"{found}, {harm}; pass past queries instead")
-    elif n_near > _MOST_NEAR * expected:
+    elif n_near > _MOST_NEAR * expected and gallery.dim >= _FEWEST_DIMS:
         warn(
             f"{n_near} of {n_sought} sampled {references.name} are nearly rows of {gallery.name}"
             f"{part}, {harm}; remove items from the past queries, or pass allow_gallery_rows=True "
             "if people do search for the items themselves"
         )
     elif compare:
-        warn_of_items(references, gallery)
+        warn_of_items(references, gallery, queries)
 
 
 # --- items passed as past queries ----------------------------------------------------------------
 
 
+@one_blas_thread()  # threads would wait for each other longer than they multiply
 def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | None:
     """How far each of the three scores is from telling nothing, and the variances of that."""
     rng = np.random.default_rng(0)
@@ -149,12 +139,16 @@ def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | N
         ridge = np.float32(_RIDGE * len(base) / min(base.shape))
         inverse = np.linalg.inv(base @ base.T + ridge * np.eye(len(base), dtype=np.float32))
         toward = some[is_first].mean(axis=0) - base.mean(axis=0)
-        pairs = (
-            (_spanned(scores, inverse), blocks, _spanned(held_scores, inverse)),
-            (_closeness(scores), blocks, _closeness(held_scores)),
-            (some[~is_first] @ toward, blocks[~is_first], held @ toward),
+        # How much of each row the items span (a ridge regression), how close its nearest items
+        # are, and on which side of the two means it lies.
+        spanned, held_spanned = (((of @ inverse) * of).sum(axis=1) for of in (scores, held_scores))
+        found.append(
+            (
+                _above(spanned, blocks, held_spanned, held_blocks),
+                _above(_closeness(scores), blocks, _closeness(held_scores), held_blocks),
+                _above(some[~is_first] @ toward, blocks[~is_first], held @ toward, held_blocks),
+            )
         )
-        found.append([_above(one, at, other, held_blocks) for one, at, other in pairs])
         share, of_rows, of_items = np.mean(found, axis=0).T
         # The third score uses half of the rows at a time; items are never used twice.
         of_rows[2] /= 2
@@ -165,50 +159,41 @@ def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | N
     return effect, variance
 
 
-def _are_items(references: Embeddings, gallery: Embeddings, queries: Embeddings | None) -> bool:
-    """Whether references can't be told from items; with queries, whether those can be."""
-    places = np.linspace(0, len(gallery) - 1, 256).astype(np.int64)
-    mean = as_units(gallery.take(places)).mean(axis=0)
+def warn_of_items(
+    references: Embeddings, gallery: Embeddings, queries: Embeddings | None = None
+) -> bool:
+    """Warn if references are items, and return whether they are.
+
+    They are if they can't be distinguished from items, and the queries, if there are any, can be.
+    """
     n_rows = min(len(references), len(gallery))
     if n_rows < (_FEWEST if queries is None else FEW_QUERIES):
         return False
+    places = np.linspace(0, len(gallery) - 1, 256).astype(np.int64)
+    mean = as_units(gallery.take(places)).mean(axis=0)
     limit = _IN_CONE if mean @ mean > _CONE else _ELSEWHERE
     if limit == _ELSEWHERE and queries is None and n_rows < _MANY:
         limit = _FEW_ELSEWHERE
     compared = _compare(references, gallery)
-    if compared is None:
-        return False
-    effect, variance = compared
-    if (effect / np.sqrt(variance)).max() >= limit:
+    if compared is None or (compared[0] / np.sqrt(compared[1])).max() >= limit:
         return False
     if queries is None:
+        warn(
+            f"{references.name} look like items of {gallery.name}, not like queries: pass past "
+            "queries, or allow_gallery_rows=True if your queries and items are of one kind"
+        )
         return True
     real = _compare(queries, gallery)
     if real is None:
         return False
-    # On the score that tells queries from items best, do the references differ from the queries?
+    # On the score that separates queries and items best, do references differ from queries?
     best = (real[0] / np.sqrt(real[1])).argmax()
-    differ = (real[0] - effect) / np.sqrt(real[1] + variance)
-    return bool(differ[best] > QUERIES_Z)
-
-
-def warn_of_items(
-    references: Embeddings, gallery: Embeddings, queries: Embeddings | None = None
-) -> bool:
-    """Warn if references are items, and return whether they are."""
-    if not _are_items(references, gallery, queries):
+    if (real[0] - compared[0])[best] <= QUERIES_Z * np.sqrt(real[1] + compared[1])[best]:
         return False
-    name = references.name
-    if queries is None:
-        warn(
-            f"{name} look like items of {gallery.name}, not like queries: pass past queries, or "
-            "allow_gallery_rows=True if your queries and items are of one kind"
-        )
-    else:
-        warn(
-            f"{name} are items, not queries: they can't be told from rows of {gallery.name}, and "
-            f"they differ from {queries.name}; pass past queries instead"
-        )
+    warn(
+        f"{references.name} are items, not queries: they can't be distinguished from rows of "
+        f"{gallery.name}, and they differ from {queries.name}; pass past queries instead"
+    )
     return True
 
 
@@ -222,11 +207,6 @@ def _sample(source: Embeddings, size: int, rng: np.random.Generator) -> tuple[Fl
     if numbers.max(initial=0) < 3:
         numbers = np.arange(len(first))
     return as_units(rows[first]), numbers
-
-
-def _spanned(scores: FloatArray, inverse: FloatArray) -> FloatArray:
-    """How much of each row the items span, by the scores with them: a ridge regression."""
-    return np.asarray(np.einsum("ij,ij->i", scores @ inverse, scores))
 
 
 def _closeness(scores: FloatArray) -> FloatArray:
@@ -280,8 +260,8 @@ def warn_of_mismatch(references: Embeddings, queries: Embeddings, gallery: Embed
     if z > MISMATCH_WARNING_Z:
         warn(
             f"{references.name} do not look like the queries (z = {z:.1f}; one source stays below "
-            f"{MISMATCH_Z:g}), so a correction from them may do harm: pass past queries of the "
-            "same source, encoded by the same model"
+            f"{MISMATCH_Z:g}), so a correction from them may make results worse: pass past queries "
+            "of the same source, encoded by the same model"
         )
 
 

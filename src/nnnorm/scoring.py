@@ -8,22 +8,28 @@
                     └─────────┴─────────┴─────────┘
 
 `Products` and `Matrix` compute blocks, `reduce_rows` visits them within a memory budget, and a
-reducer (`reducers.py`) keeps the k best of each row (`top_k`), their means (`top_means`) or
-log-mean-exps for many β (`log_mean_exp`). If there are enough rows, every thread multiplies strips
-of its own with a BLAS limited to one thread, and reduces them while they are in its cache, so
-threads never wait for each other (`strips_in_order`). Otherwise BLAS splits each block among its
-threads, and `in_threads` splits the passes between two products. Results do not depend on block
-size, threads or budget beyond float32 rounding.
+reducer keeps the k best of each row (`top_k`) or their means (`top_means`). That of log-mean-exps
+is in `softmax.py`. A reducer is made for a strip of rows and updated with its blocks from the first
+column to the last. An update includes some rows of a block, which it may overwrite, so threads can
+share one block.
+
+If there are enough rows, every thread multiplies strips of its own with a BLAS limited to one
+thread, and reduces them while they are in its cache, so threads never wait for each other
+(`strips_in_order`). Otherwise BLAS splits each block among its threads, and `in_threads` splits the
+passes between two products. Results do not depend on block size, threads or budget beyond float32
+rounding.
 """
 
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +37,6 @@ import numpy.typing as npt
 from nnnorm.embeddings import Embeddings, FloatArray, IntArray, ScoreMatrix, check_same_dim
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
-from nnnorm.reducers import KeepBest, KeepBestAndLogs, Reducer
 
 Strip: TypeAlias = Callable[[int, int, FloatArray], FloatArray]
 
@@ -41,28 +46,9 @@ _BLOCK_SCORES = 8 * 2**20
 _SMALLEST_BUDGET = 2**20
 # With less memory per thread than this, all threads share one strip.
 _WORKER_BUDGET = 16 * 2**20
-_here = threading.local()
 
 
 # --- scores in blocks --------------------------------------------------------------------------
-
-
-class _Columns:
-    """The columns of a product, widened to float32 once if a quarter of the budget holds them."""
-
-    def __init__(self, columns: Embeddings, memory_budget: int) -> None:
-        self.columns, self.memory_budget = columns, memory_budget
-        self.fits = 4 * len(columns) * columns.dim <= memory_budget // 4
-        self._widened: FloatArray | None = None
-        self._lock = threading.Lock()
-
-    def read(self, first: int, last: int) -> FloatArray:
-        if self.columns.in_memory or not self.fits:
-            return self.columns.rows(first, last)
-        with self._lock:  # the first thread widens, the others wait for it
-            if self._widened is None:
-                self._widened = self.columns.rows(0, len(self.columns))
-        return self._widened[first:last]
 
 
 class Products:
@@ -71,25 +57,28 @@ class Products:
     def __init__(
         self,
         rows: Embeddings,
-        columns: Embeddings | _Columns,
+        columns: Embeddings,
         *,
         offset: FloatArray | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
     ) -> None:
-        held = columns if isinstance(columns, _Columns) else _Columns(columns, memory_budget)
-        check_same_dim(rows, held.columns)
-        self.rows, self.columns, self.offset, self._held = rows, held.columns, offset, held
-        self.shape = len(rows), len(held.columns)
+        check_same_dim(rows, columns)
+        self.shape = len(rows), len(columns)
+        if not columns.in_memory and 4 * len(columns) * columns.dim <= memory_budget // 4:
+            widened = columns.rows(0, len(columns))  # to float32, once for all strips
+            columns = Embeddings([widened], columns.name)
+        self.rows, self.columns, self.offset = rows, columns, offset
+        self.memory_budget = memory_budget
         # Reading a block that is not in memory allocates the stored piece and the float32 one.
         self.row_bytes = 0 if rows.in_memory else 8 * rows.dim
-        self.column_bytes = 0 if held.columns.in_memory or held.fits else 8 * rows.dim
+        self.column_bytes = 0 if columns.in_memory else 8 * rows.dim
 
     def strip(self, start: int, stop: int) -> Strip:
         """Read rows ``start:stop`` once; the function multiplies them by some columns."""
         block = self.rows.rows(start, stop)
 
         def read(first: int, last: int, out: FloatArray) -> FloatArray:
-            np.matmul(block, self._held.read(first, last).T, out=out)
+            np.matmul(block, self.columns.rows(first, last).T, out=out)
             if self.offset is not None:
                 out -= self.offset[first:last]
             return out
@@ -97,12 +86,12 @@ class Products:
         return read
 
     def some_rows(self, indices: IntArray) -> "Products":
-        """Return the scores of some rows only, without the offset; columns are not read again."""
-        return Products(self.rows.subset(indices), self._held)
+        """Return the scores of some rows only, without the offset."""
+        return Products(self.rows.subset(indices), self.columns, memory_budget=self.memory_budget)
 
     def transposed(self) -> "Products":
         """Return the products with rows and columns exchanged, without the offset."""
-        return Products(self.columns, self.rows, memory_budget=self._held.memory_budget)
+        return Products(self.columns, self.rows, memory_budget=self.memory_budget)
 
     def mean(self) -> FloatArray:
         """Return the mean of every row, without the offset: one pass over each side."""
@@ -112,13 +101,10 @@ class Products:
             [(block @ center).astype(np.float32) for _, block in self.rows.blocks()]
         )
 
-    def center(self) -> FloatArray:
-        """Return the mean of the rows, shape ``(dim,)``."""
-        return self.rows.mean()
-
-    def centered(self, center: FloatArray) -> "Products":
-        """Return the products of the rows less `center`; columns are not read again."""
-        return Products(self.rows.centered(center), self._held, offset=self.offset)
+    def centered(self, center: FloatArray | None) -> "Products":
+        """Return the products of the rows less `center`, shape ``(dim,)``, or less their mean."""
+        rows = replace(self.rows, center=self.rows.mean() if center is None else center)
+        return Products(rows, self.columns, memory_budget=self.memory_budget)
 
 
 class Matrix:
@@ -157,7 +143,7 @@ class Matrix:
 
     def some_rows(self, indices: IntArray) -> "Matrix":
         """Return the scores of some rows only."""
-        some = ScoreMatrix([self.matrix.take(indices)], role=self.matrix.name)
+        some = ScoreMatrix([self.matrix.take(indices)], self.matrix.name)
         return Matrix(some, offset=self.offset)
 
     def transposed(self) -> "Matrix":
@@ -173,15 +159,13 @@ class Matrix:
             ]
         )
 
-    def center(self) -> FloatArray:
-        """Return the mean of every column, shape ``(n_columns,)``."""
-        total = np.zeros(self.shape[1])
-        for _, block in self.matrix.blocks():
-            total += block.sum(axis=0, dtype=np.float64)
-        return np.asarray(total / self.shape[0], dtype=np.float32)
-
-    def centered(self, center: FloatArray) -> "Matrix":
-        """Return the scores with `center` subtracted from every row."""
+    def centered(self, center: FloatArray | None) -> "Matrix":
+        """Return the scores less `center`, one number per column, or less the columns' means."""
+        if center is None:
+            total = np.zeros(self.shape[1])
+            for _, block in self.matrix.blocks():
+                total += block.sum(axis=0, dtype=np.float64)
+            center = np.asarray(total / self.shape[0], dtype=np.float32)
         return Matrix(self.matrix, offset=center)
 
 
@@ -199,6 +183,14 @@ class TopK(NamedTuple):
     indices: IntArray
 
 
+class Sample(NamedTuple):
+    """Random items with their exact means, and the processor time that these took."""
+
+    rows: IntArray
+    exact: FloatArray
+    seconds: float
+
+
 def top_k(
     scores: Scores,
     k: int,
@@ -212,7 +204,7 @@ def top_k(
     # Per score: the partitioned copy and the mask. Per row: 3k candidates with their sort keys.
     for start, stop, best in reduce_rows(
         scores,
-        lambda n: KeepBest(n, k),
+        partial(KeepBest, k=k),
         bytes_per_score=5,
         bytes_per_row=64 * (3 * k + 64),
         memory_budget=memory_budget,
@@ -223,48 +215,144 @@ def top_k(
     return found
 
 
-def scan(
+def top_means(
     scores: Scores,
-    *,
     k: int,
-    betas: Sequence[float] = (),
+    *,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
-) -> Iterator[tuple[int, int, tuple[FloatArray, npt.NDArray[np.float64]]]]:
-    """Yield ``(start, stop, (best, logs))`` of strips of rows, from one product.
-
-    ``best`` has the k best values of each row, best first, and ``logs`` a row per β.
-    """
-    # Best values: the first block is partitioned in a copy; the mask. Logs: pieces in the cache.
-    needs = 4 * (10 * k + 128) * (k > 0) + 24 * (len(betas) + 2) * (len(betas) > 0)
-    return reduce_rows(
+) -> FloatArray:
+    """Compute the mean of the k best values of every row: ``m_k``, shape ``(n_rows,)``."""
+    # Per score: the first block is partitioned in a copy; the mask.
+    means = np.empty(scores.shape[0], dtype=np.float32)
+    for start, stop, best in reduce_rows(
         scores,
-        lambda n: KeepBestAndLogs(n, k, betas),
-        bytes_per_score=(5 if k else 1) + (len(betas) > 0),
-        bytes_per_row=needs,
+        partial(KeepBestValues, k=k),
+        bytes_per_score=5,
+        bytes_per_row=4 * (10 * k + 128),
         memory_budget=memory_budget,
         progress=progress,
-        narrowest=k if k or not betas else 1,
-    )
-
-
-def top_means(scores: Scores, k: int, **options: Any) -> FloatArray:
-    """Compute the mean of the k best values of every row: ``m_k``, shape ``(n_rows,)``."""
-    means = np.empty(scores.shape[0], dtype=np.float32)
-    for start, stop, (best, _) in scan(scores, k=k, **options):
+        narrowest=k,
+    ):
         means[start:stop] = best.mean(axis=1, dtype=np.float64)
     return means
 
 
-def log_mean_exp(scores: Scores, betas: Sequence[float], **options: Any) -> npt.NDArray[np.float64]:
-    """Compute ``log( mean_j exp(β·s_ij) )`` for every row and β, shape ``(n_betas, n_rows)``."""
-    out = np.empty((len(betas), scores.shape[0]))
-    for start, stop, (_, logs) in scan(scores, k=0, betas=betas, **options):
-        out[:, start:stop] = logs
-    return out
+class KeepBestValues:
+    """The k best values of each row, best first: ``(n_rows, k)``."""
+
+    def __init__(self, n_rows: int, k: int) -> None:
+        self._k = k
+        self._buffer = np.full((n_rows, 3 * k + 64), -np.inf, dtype=np.float32)
+        self._filled = np.full(n_rows, k)
+        self._threshold = np.full(n_rows, -np.inf, dtype=np.float32)
+
+    def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
+        """Include some rows of a block."""
+        block = block[rows]
+        k, size = self._k, self._buffer.shape[1]
+        better = block > self._threshold[rows, None]
+        if np.count_nonzero(better) > k * len(block):
+            self._merge(block, rows)
+            return
+        found = np.flatnonzero(better)  # much faster than nonzero on two dimensions
+        places, columns = np.divmod(found, block.shape[1])
+        counts = np.bincount(places, minlength=len(block))
+        if counts.max() > size - k:
+            self._merge(block, rows)
+            return
+        self._compact(rows.start + np.flatnonzero(self._filled[rows] + counts > size))
+        starts = self._filled[rows] - (np.cumsum(counts) - counts)
+        slots = np.arange(len(found)) + starts[places]
+        self._buffer[places + rows.start, slots] = block[places, columns]
+        self._filled[rows] += counts
+
+    def _merge(self, block: FloatArray, rows: slice) -> None:
+        """Merge a block with many better scores, such as the first one, by partitioning it."""
+        k = self._k
+        if block.shape[1] > k:
+            block = np.partition(block, -k, axis=1)[:, -k:]
+        both = block
+        is_first = self._filled[rows].max() == k and self._threshold[rows].max() == -np.inf
+        if not is_first or block.shape[1] < k:
+            both = np.concatenate([self._buffer[rows], block], axis=1)
+            both.partition(both.shape[1] - k, axis=1)
+        self._buffer[rows, :k] = both[:, -k:]
+        self._buffer[rows, k:] = -np.inf
+        self._filled[rows] = k
+        self._threshold[rows] = both[:, -k:].min(axis=1)
+
+    def _compact(self, rows: IntArray) -> None:
+        """Move the k best of some buffers to their front, and raise the thresholds."""
+        if len(rows) == 0:
+            return
+        k = self._k
+        best = np.partition(self._buffer[rows], -k, axis=1)[:, -k:]
+        self._buffer[rows, :k] = best
+        self._buffer[rows, k:] = -np.inf
+        self._filled[rows] = k
+        self._threshold[rows] = best[:, 0]
+
+    def finish(self) -> FloatArray:
+        """Return the result of the strip."""
+        self._compact(np.flatnonzero(self._filled > self._k))
+        best = self._buffer[:, : self._k].copy()
+        best.sort(axis=1)
+        return best[:, ::-1]
+
+
+class KeepBest:
+    """The k best with their columns: two ``(n_rows, k)``."""
+
+    def __init__(self, n_rows: int, k: int) -> None:
+        self._values = np.full((n_rows, k), -np.inf, dtype=np.float32)
+        # Places that are not filled yet stand behind all columns.
+        self._columns = np.full((n_rows, k), np.iinfo(np.int64).max)
+
+    def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
+        """Include some rows of a block."""
+        block = block[rows]
+        n_rows, n_columns = block.shape
+        values, columns = self._values[rows], self._columns[rows]
+        k = values.shape[1]
+        # A later column must exceed the k-th best so far: on a tie the lower column stays.
+        is_better = block > values[:, -1:]
+        if n_columns > k and np.count_nonzero(is_better) > 2 * n_rows * k:
+            cut = np.partition(block, n_columns - k, axis=1)[:, n_columns - k]
+            is_better &= block >= cut[:, None]
+            # Very many scores may equal the cut.
+            for row in np.flatnonzero(np.count_nonzero(is_better, axis=1) > 2 * k + 64):
+                equal = np.flatnonzero(is_better[row] & (block[row] == cut[row]))
+                is_better[row, equal[k:]] = False
+        # Much faster than nonzero on two dimensions.
+        places, found = np.divmod(np.flatnonzero(is_better), n_columns)
+        if len(places) == 0:
+            return
+        of_row = np.concatenate([np.repeat(np.arange(n_rows), k), places])
+        all_columns = np.concatenate([columns.ravel(), found + first_column])
+        all_values = np.concatenate([values.ravel(), block[places, found]])
+        order = np.lexsort((all_columns, -all_values, of_row))
+        of_row = of_row[order]
+        kept = order[np.arange(len(order)) - np.searchsorted(of_row, of_row) < k]
+        self._values[rows] = all_values[kept].reshape(n_rows, k)
+        self._columns[rows] = all_columns[kept].reshape(n_rows, k)
+
+    def finish(self) -> tuple[FloatArray, IntArray]:
+        """Return the result of the strip."""
+        return self._values, self._columns
 
 
 # --- blocks and strips -------------------------------------------------------------------------
+
+
+class Reducer(Protocol):
+    """State of one strip of rows while its blocks are read."""
+
+    def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
+        """Include some rows of a block, which may be overwritten there."""
+
+    def finish(self) -> Any:
+        """Return the result of the strip."""
 
 
 def reduce_rows(
@@ -313,7 +401,10 @@ def reduce_rows(
             last = min(first + n_block, n_columns)
             out = buffer[: n * (last - first)].reshape(n, last - first)
             read(first, last, out)
-            in_threads(partial(reducer.update, out, first), out)
+            if n_workers > 1:
+                reducer.update(out, first, slice(0, n))
+            else:
+                in_threads(partial(reducer.update, out, first), out)
             done.add(out.size)
         return reducer.finish()
 
@@ -350,28 +441,26 @@ def _plan(
 
 def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
     """Call `work` on slices of a block's rows in threads; numpy releases the GIL meanwhile."""
-    n_threads = 1 if getattr(_here, "is_worker", False) else count_threads()
+    n_threads = count_threads()
     if n_threads == 1 or block.size < 2**18 or len(block) < n_threads:
         work(slice(0, len(block)))
         return
     edges = np.linspace(0, len(block), n_threads + 1).astype(int)
     slices = [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]
-    for _ in _pool(n_threads).map(work, slices):
-        pass
+    with ThreadPoolExecutor(n_threads, "nnnorm") as pool:
+        list(pool.map(work, slices))  # raises what a thread raised
 
 
 def strips_in_order(
-    work: Callable[[int, int], Any], n_rows: int, n_strip: int, stop: threading.Event
+    work: Callable[[int, int], Any],
+    n_rows: int,
+    n_strip: int,
+    stop: threading.Event | None = None,
 ) -> Iterator[tuple[int, int, Any]]:
-    """Compute strips of rows on all threads, and yield ``(start, stop, work(start, stop))``."""
+    """Compute strips of rows on all threads, and yield ``(start, stop, work(start, stop))``.
 
-    def run(first: int, last: int) -> Any:
-        _here.is_worker = True
-        try:
-            return None if stop.is_set() else work(first, last)
-        finally:
-            _here.is_worker = False
-
+    `stop` is set when the results are no longer wanted, for work that looks at it.
+    """
     starts, n_threads = range(0, n_rows, n_strip), count_threads()
     # A BLAS on OpenMP has one limit per thread, so every worker sets its own.
     pool = ThreadPoolExecutor(n_threads, "nnnorm", _limit_blas)
@@ -381,10 +470,12 @@ def strips_in_order(
             for number, start in enumerate(starts):
                 # Only a few strips ahead of the consumer, so that few results are held.
                 for ahead in starts[len(futures) : number + 2 * n_threads]:
-                    futures.append(pool.submit(run, ahead, min(ahead + n_strip, n_rows)))
+                    futures.append(pool.submit(work, ahead, min(ahead + n_strip, n_rows)))
                 yield start, min(start + n_strip, n_rows), futures[number].result()
         finally:
-            stop.set()
+            if stop is not None:
+                stop.set()
+            pool.shutdown(cancel_futures=True)
 
 
 def count_threads() -> int:
@@ -395,6 +486,11 @@ def count_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor_time() -> float:
+    """Processor seconds of this process, divided by its threads: what free cores would take."""
+    return time.process_time() / count_threads()
 
 
 def _limit_blas() -> Any:
@@ -432,14 +528,8 @@ def _blas() -> Any:
     return ThreadpoolController()
 
 
-@lru_cache(maxsize=1)
-def _pool(n_threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(n_threads, thread_name_prefix="nnnorm")
-
-
 def _reset() -> None:
-    """Reset a forked child, which inherits pools without threads and limits without owners."""
-    _pool.cache_clear()
+    """Reset a forked child, which inherits limits without owners."""
     _Limit.lock, _Limit.holders = threading.Lock(), 0
 
 

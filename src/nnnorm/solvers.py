@@ -23,17 +23,22 @@ import numpy.typing as npt
 
 from nnnorm.approximate import (
     ListModel,
-    Sample,
     choose_quality,
     count_list_scores,
     is_worth_lists,
     learn_lists,
-    processor_time,
     sample_means,
 )
 from nnnorm.errors import NNNormError, require, warn
 from nnnorm.files import Progress
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, top_means
+from nnnorm.scoring import (
+    DEFAULT_MEMORY_BUDGET,
+    Products,
+    Sample,
+    Scores,
+    processor_time,
+    top_means,
+)
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Solver = Literal["auto", "exact", "torch", "cuda", "mps", "approximate"]
@@ -83,17 +88,16 @@ def compute_means(
         return top_means(scores, k, **options), {"solver": "exact"}
     if solver == "auto":
         return _auto_means(scores, k, sample, clock, **options)
-    model = None
     if solver == "approximate":
         quality = choose_quality(scores.shape[0]) if quality is None else quality
         if is_worth_lists(*scores.shape, k, quality):
             sample = sample or sample_means(scores, k, memory_budget=memory_budget)
             model = learn_lists(scores, k, quality, sample, memory_budget=memory_budget)
+            if model is not None:
+                return model.means(scores, **options)
     elif solver != "exact":
         return _torch_means(scores, k, solver, **options), {"solver": solver}
-    if model is None:
-        return _exact_means(scores, k, sample, **options)
-    return _model_means(model, scores, **options)
+    return _exact_means(scores, k, sample, **options)
 
 
 def _exact_means(
@@ -124,7 +128,7 @@ def _auto_means(
     if seconds > _LONG:
         model, least_error = _find_model(scores, k, sample, budget)
         if model is not None:
-            return _model_means(model, scores, **options)
+            return model.means(scores, **options)
         announced = f"exact means will take about {_duration(seconds)}"
         if math.isfinite(least_error):
             announced += (
@@ -157,13 +161,6 @@ def _find_model(
         excess = 1.0 if model is None else error / _LARGEST_ERROR
         quality = 2 ** max(quality.bit_length(), math.ceil(math.log2(quality * excess)))
     return None, least_error
-
-
-def _model_means(
-    model: ListModel, scores: Products, **options: Any
-) -> tuple[FloatArray, dict[str, Any]]:
-    about = {"solver": "approximate", "quality": model.quality, "error": model.error}
-    return model.means(scores, **options), about
 
 
 def _make_bar() -> Progress | None:

@@ -42,13 +42,17 @@ _PART_ROWS = 8192  # of a log
 
 
 def read_columns(
-    path: PathLike, needed: Sequence[str], optional: Sequence[str] = ()
+    path: PathLike, needed: Sequence[str] = (), optional: Sequence[str] | None = ()
 ) -> dict[str, list[str]]:
-    """Read columns of a CSV, TSV, JSONL or parquet file as text."""
+    """Read columns of a CSV, TSV, JSONL or parquet file as text; `optional=None` is all of them.
+
+    Columns of `needed` must have a value in every row; elsewhere a missing value is empty.
+    """
 
     def choose(header: list[str]) -> list[str]:
         check_columns(path, needed, header)
-        return [name for name in dict.fromkeys((*needed, *optional)) if name in header]
+        wanted = header if optional is None else (*needed, *optional)
+        return [name for name in dict.fromkeys(wanted) if name in header]
 
     return _read(path, choose, needed)
 
@@ -65,11 +69,6 @@ def read_column(path: PathLike, column: str | None = None) -> list[str]:
 
     (cells,) = _read(path, choose, None).values()
     return cells
-
-
-def read_all_columns(path: PathLike) -> dict[str, list[str]]:
-    """Read all columns of a CSV, TSV, JSONL or parquet file as text; a missing value is empty."""
-    return _read(path, lambda header: header, ())
 
 
 def read_lines(path: PathLike) -> list[str]:
@@ -100,7 +99,7 @@ def read_json(path: PathLike, what: str) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise NNNormError(
             f"{path} can't be read as JSON ({first_line(error)}); expected {what}. "
-            "Is it cut short, or another kind of file?"
+            "Is it truncated, or another kind of file?"
         ) from error
 
 
@@ -123,7 +122,7 @@ def _read(path: PathLike, choose: _Choose, needed: Sequence[str] | None) -> dict
         names = choose(header) if rows else ()
         cells = {name: [row.get(name) for _, row in rows] for name in names}
     if not places:
-        raise NNNormError(f"{path} has no rows; is it cut short?")
+        raise NNNormError(f"{path} has no rows; is it truncated?")
     return {
         name: [
             _as_text(cell, f"{path}: {where}", name, needed is None or name in needed)
@@ -215,12 +214,26 @@ def _open_text(path: PathLike) -> Iterator[TextIO]:
 
 def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
     """Return ids as an array of int64 or str, or raise unless there is a different one per item."""
+    checked = check_names(ids, n_items, "ids", name)
+    kinds, counts = np.unique(checked, return_counts=True)
+    if len(kinds) != n_items:
+        twice = kinds[np.argmax(counts > 1)]
+        first, second = np.flatnonzero(checked == twice)[:2]
+        raise NNNormError(
+            f"ids of {name} must be unique, but {twice} occurs at positions {first} and {second}; "
+            "give each item its own id"
+        )
+    return checked
+
+
+def check_names(ids: Any, n_items: int, what: str, name: str) -> Ids:
+    """Return ids or parents as an array of int64 or str, or raise unless there is one per item."""
     # An object array keeps the values apart that numpy would turn into strings: ["a", 1].
     array = ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=object)
     if array.shape != (n_items,):
         raise NNNormError(
-            f"ids must be one whole number or string per item of {name}, shape ({n_items},); got "
-            f"shape {array.shape}"
+            f"{what} must be one whole number or string per item of {name}, shape ({n_items},); "
+            f"got shape {array.shape}"
         )
     values = array.tolist()
     texts = [value for value in values if isinstance(value, str)]
@@ -228,26 +241,17 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
         is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         if not (is_whole or isinstance(value, str)):
             raise NNNormError(
-                f"ids must be one whole number or string per item of {name}; got {value!r}"
+                f"{what} must be one whole number or string per item of {name}; got {value!r}"
             )
     if 0 < len(texts) < n_items:
         raise NNNormError(
-            f"ids of {name} mix whole numbers and strings (such as {texts[0]!r}); give all of them "
-            "as strings"
+            f"{what} of {name} mix whole numbers and strings (such as {texts[0]!r}); pass all of "
+            "them as strings"
         )
     try:
-        checked: Ids = np.array(values, dtype=str if texts else np.int64)
+        return np.array(values, dtype=str if texts else np.int64)
     except OverflowError:
-        raise NNNormError(f"ids of {name} must fit in 64 bits with a sign") from None
-    kinds, counts = np.unique(checked, return_counts=True)
-    if len(kinds) != n_items:
-        twice = kinds[np.argmax(counts > 1)]
-        first, second = np.flatnonzero(checked == twice)[:2]
-        raise NNNormError(
-            f"ids of {name} must be unique, but {twice} occurs at positions {first} and {second}; "
-            "give each item an id of its own"
-        )
-    return checked
+        raise NNNormError(f"{what} of {name} must fit in 64 bits with a sign") from None
 
 
 # --- query logs ----------------------------------------------------------------------------------
@@ -289,7 +293,7 @@ def read_log(
         yield LogPart(start, np.ascontiguousarray(rows, dtype=np.float32), times, counts)
         start += len(rows)
     if start == 0:
-        raise NNNormError(f"{path} has no rows; is it cut short?")
+        raise NNNormError(f"{path} has no rows; is it truncated?")
 
 
 def _text_parts(
@@ -327,8 +331,6 @@ def _read_embedding(where: str, cell: Any, column: str) -> FloatArray:
 
 def read_times(values: Any, name: str, start: int = 0) -> DoubleArray:
     """Seconds since 1970 of dates, or of numbers that are such seconds."""
-    if isinstance(values, np.ndarray) and values.dtype.kind == "M" and not np.isnat(values).any():
-        return values.astype("datetime64[us]").ravel().astype(np.int64) / 1e6
     expected = f"{name} must be dates such as 2026-05-01T12:00:00, or seconds since 1970"
     return _read_numbers(values, _read_seconds, expected, start)
 

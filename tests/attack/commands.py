@@ -32,12 +32,13 @@ FILES = {
     "items": ("new.npy",),
     "bias": ("bias.safetensors",),
     "corrector": ("corrector.safetensors",),
-    "truth": ("truth.npy", "truth.json"),
+    "truth": ("truth.npy", "truth.json", "qrels.txt"),
+    "ranking": ("past-ranking.npz",), "labels": ("labels.txt", "labels.npy", "labels.json"),
+    "query_ids": ("query-ids.npy",), "parents": ("parents.npy",),
     "ids": ("ids.npy", "ids.json", "ids.txt"),
     "clicks": ("clicks.npy",),
     "metadata": ("metadata.jsonl", "metadata.json"),
     "groups": tuple(f"groups{suffix}" for suffix in _TABLES),
-    "query_table": ("asked.csv",),
     "log": (*(f"log{suffix}" for suffix in _TABLES), "references.npy"),
     "file": (*_ITEMS, *(f"{name}.safetensors" for name in ("bias", "bank", "corrector")),
              "ranking.npz"),
@@ -46,19 +47,22 @@ FILES = {
     "captions": ("items.txt",), "query_captions": ("asked.txt",),
     "reference_captions": ("past.txt",),
     "texts": ("captions.txt", "samples.tar"), "audio": ("sounds",),
+    "beir": ("beir",),
     "validation_gallery": ("gallery.npz",), "validation_queries": ("queries.npz",),
     "validation_truth": ("truth.json",),
     "index": ("faiss:index-faiss",), "source": (url_of("sqlite"),), "target": ("faiss:out",),
     "url": tuple(map(url_of, (*ENGINES, *SERVERS))),
 }  # fmt: skip
 OUTPUTS = {"output": "out.safetensors", "save_corrector": "out-corrector.safetensors",
-           "report": "out-report", "export": "out"}  # fmt: skip
+           "report": "out-report", "export": "out", "run_file": "out.run"}  # fmt: skip
 # What a command takes instead; nothing if the option needs another, and has a line in `MORE`.
 OWN = {
-    ("check", "recent"): (),
-    ("fit", "gallery_references"): (), ("tune", "gallery_references"): (),
+    ("evaluate", "query_ids"): (), ("evaluate", "parents"): (), ("search", "query_ids"): (),
+    ("index search", "parents"): ("year",),
+    ("tune", "gallery_references"): (),
     ("compare", "validation_gallery"): (), ("compare", "validation_queries"): (),
     ("compare", "validation_truth"): (),
+    ("calibrate", "corrector"): (),
     ("index build", "url"): ("faiss:out", "sqlite:out?table=photos", "hnswlib:out", "usearch:out",
                              "duckdb:out?table=photos"),
     ("index add", "url"): _LIVING, ("index add", "gallery"): ("new.npy",),
@@ -75,37 +79,61 @@ OWN = {
     ("index copy", "corrector"): (), ("index copy", "references"): (),
     ("scan", "gallery"): (), ("scan", "references"): (), ("scan", "corrector"): (),
     ("scan", "items"): (), ("scan", "ids"): (),
+    ("check", "query_ids"): (), ("tune", "query_ids"): (), ("compare", "query_ids"): (),
+    ("drift", "groups"): (),
+    ("extend", "groups"): (), ("index build", "groups"): (), ("index add", "groups"): (),
+    ("index refresh", "groups"): (), ("index copy", "groups"): (),
 }  # fmt: skip
 _TASK = "--gallery gallery.npy --queries queries.npy"
 _LEARN = f"{_TASK} --references references.npy"
 _DUAL = "--gallery-references others.npy --method dualdis"
+_QRELS = "--qrels qrels.txt --query-ids query-ids.npy"
 MORE = {
-    "fit": [f"--gallery gallery.npy --references references.npy {_DUAL} --set beta_query=5 "
+    "fit": ["--gallery gallery.npy --references references.npy --method dualdis "
+            "--set gallery_references=others.npy --set beta_query=5 "
             "--set beta_gallery=5 -o out.safetensors --json",
             "--gallery gallery.npy --references references.npy --recent others.npy "
             "--save-corrector out-corrector.safetensors -o out.safetensors --json"],
-    "check": [f"{_LEARN} --recent others.npy --ids ids.json --json"],
-    "search": [f"{_TASK} --bias bias.safetensors -k 3 --ids ids.txt -o out.npz"],
+    "extend": ["--corrector grouped.safetensors --items gallery.npy --groups groups.jsonl "
+               "-o out.safetensors --json"],
+    "drift": ["--corrector grouped.safetensors --queries queries.npy --gallery gallery.npy "
+              "--groups groups.csv --json"],
+    "check": [f"{_LEARN} --ids ids.json --json", f"{_LEARN} {_QRELS} --json"],
+    "search": [f"{_TASK} --bias bias.safetensors -k 3 --ids ids.txt -o out.npz",
+               f"{_TASK} -k 3 --query-ids query-ids.npy --run-file out.run --json"],
+    "evaluate": [f"{_TASK} --qrels qrels.txt --query-ids query-ids.npy --json",
+                 f"{_TASK} --qrels qrels.txt --parents parents.npy --json"],
+    "calibrate": ["past-ranking.npz --labels labels.npy --corrector corrector.safetensors "
+                  "-o out.safetensors --json"],
     "demo": ["-o out --json"],
     "bank": ["log.parquet --time day --count times --max-references 20 --half-life 30d "
              "-o out.safetensors --json", "log.jsonl --add -o bank.safetensors --json"],
     "encode": ["model --images pictures --texts captions.txt -o out --json",
                "model --texts captions.csv --text-column caption -o out --json",
                "model --texts captions.jsonl --text-column caption -o out --json",
-               "model-sounds --audio sounds -o out --json"],
-    "tune": [f"{_LEARN} --truth truth.json {_DUAL} --json"],
+               "model-sounds --audio sounds -o out --json",
+               "model --beir beir -o out --json"],
+    "tune": [f"{_LEARN} --truth truth.json {_DUAL} --json", f"{_LEARN} {_QRELS} --json"],
     "compare": [f"{_LEARN} --truth truth.npy --validation-queries queries.npz "
-                "--validation-truth truth.json --validation-gallery gallery.npz --json"],
-    "index add": [f"{_LIVING[2]} --gallery new.npy --replace --ids later-ids.txt "
+                "--validation-truth truth.json --validation-gallery gallery.npz --json",
+                f"{_LEARN} {_QRELS} --json"],
+    "index build": ["faiss:out --gallery gallery.npy --corrector grouped.safetensors "
+                    "--groups groups.csv --json"],
+    "index add": ["faiss:index-grouped --gallery new.npy --corrector grouped.safetensors "
+                  "--ids later-ids.npy --metadata later.jsonl --groups year --json",
+                  f"{_LIVING[2]} --gallery new.npy --replace --ids later-ids.txt "
                   "--corrector corrector.safetensors --json",
                   f"{_LIVING[3]} --gallery later.parquet --corrector corrector.safetensors --json"],
     "index delete": [f"{_LIVING[0]} --ids gone-ids.txt --ignore-missing --json"],
     "index rollback": [f"{_LIVING[0]} --undo --json"],
-    "index refresh": [f"{url_of('faiss')} --corrector corrector.safetensors --clicks clicks.npy "
+    "index refresh": [f"{url_of('faiss')} --corrector grouped.safetensors --groups year --json",
+                      f"{url_of('faiss')} --corrector corrector.safetensors --clicks clicks.npy "
                       "--ids numbers.npy --popularity-weight 0.01 --json"],
     "index verify": ["faiss:index-faiss --queries queries.npy --gallery gallery.npy "
                      "--corrector former.safetensors --ids numbers.npy -k 3 --json"],
-    "index copy": [f"{url_of('usearch')} hnswlib:out --references references.npy --json",
+    "index copy": [f"{url_of('usearch')} hnswlib:out --references references.npy "
+                   "--groups year --json",
+                   f"{url_of('usearch')} hnswlib:out --references references.npy --json",
                    f"{url_of('faiss')} usearch:out --corrector corrector.safetensors --json",
                    f"{APPLICATION} faiss:out --corrector corrector.safetensors --json"],
     "scan": ["--gallery gallery.npy --references references.npy --ids ids.npy -o out.txt --json",
@@ -117,8 +145,7 @@ MORE = {
                 "--export out",
                 f"{_LEARN} --captions items.txt --query-captions asked.txt --reference-captions "
                 "past.txt --images pictures --metadata items.csv --export out"],
-    "audit": [f"{_TASK} --groups groups.jsonl --label-column label --query-table asked.csv -k 3 "
-              "--json"],
+    "audit": [f"{_TASK} --groups groups.jsonl:group -k 3 --json"],
     "dataset": ["karpathy dataset_small.json --images pictures -o out --json",
                 "coco captions_val2017.json --images pictures --decode -o out --json",
                 "table pairs.csv --images pictures --skip-broken -o out --json",
@@ -183,7 +210,7 @@ def _make(name, command):
 
 
 def _option(parameter, annotation):
-    flag = parameter.opts[-1] if parameter.opts[-1].startswith("--") else None
+    flag = next((flag for flag in parameter.opts if flag.startswith("--")), None)
     (kind,) = {_KINDS.get(kind, "choice") for kind in _flat(get_args(annotation)[0])}
     return Option(parameter.name, flag, kind, parameter.required, parameter.metavar)
 

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nnnorm.index import ENGINES
 from tests.attack import commands, materials, mutations
 from tests.attack.mutations import Damage
 from tests.attack.sandbox import MOST_MEMORY, Sandbox
@@ -45,8 +46,7 @@ CLASSES = {
     "leftovers": "files that were not asked for, or an input that was changed",
     "unclear": "no sentence, or not one sentence",
 }
-_DATABASES = ("sqlite", "duckdb", "lancedb", "chroma", "milvus")
-_WITH_CHECKSUM = ("faiss", "hnswlib", "usearch")
+_DATABASES = [name for name in ENGINES if name not in materials.LOCAL]  # without checksums
 _TIMES = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00|Z)?"
     r'|"(model_)?(seconds|share)": [\d.]+'
@@ -410,7 +410,7 @@ class Fuzzer:
         damaged, healthy = folder / relative, self.healthy / relative
         twin = folder / f"twin{healthy.suffix}"
         module = "tests.attack.oracle"
-        if healthy.suffix in (".safetensors", ".nnnorm"):
+        if healthy.suffix == ".safetensors":
             word = box.call(module, "judge_record", str(damaged), str(healthy))
         else:
             word = box.call(module, "judge", str(damaged), str(healthy), str(twin))
@@ -480,14 +480,13 @@ def _copy(source, target):
 
 
 def _is_url(word):
-    return word.partition(":")[0] in (*_DATABASES, *_WITH_CHECKSUM, "qdrant", "pgvector")
+    return word.partition(":")[0] in ENGINES
 
 
 def _is_roomy(attack):
     """Whether it loads engines or libraries that reserve more address space than they use."""
-    urls = ("lancedb", "chroma", "milvus", "duckdb", "qdrant", "pgvector")
-    words = (word.partition(":")[0] for word in attack.arguments)
-    return attack.command in commands.SLOW or any(word in urls for word in words)
+    words = {word.partition(":")[0] for word in attack.arguments}
+    return attack.command in commands.SLOW or bool(words & {*_DATABASES} - {"sqlite"})
 
 
 def _is_number(text, kind):

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
+from nnnorm.index import ENGINES as REGISTERED
+from nnnorm.index.engines import load_engine
+from nnnorm.index.folder import FolderBackend
+
 DIM, N_GALLERY, N_QUERIES, N_REFERENCES = 8, 24, 12, 60
-ENGINES = ("faiss", "hnswlib", "usearch", "sqlite", "duckdb", "lancedb")
+LOCAL = [name for name in REGISTERED if issubclass(load_engine(name), FolderBackend)]
+# Those whose files are attacked: pgvector has none, and Qdrant's folder is like Chroma's.
 SERVERS = ("chroma", "milvus")
+ENGINES = [name for name in REGISTERED if name not in (*SERVERS, "pgvector", "qdrant")]
 # Engines of the indexes that are changed.
 LIVING = ("faiss", "usearch", "sqlite", "duckdb")
 APPLICATION = "duckdb:index-application?table=shop"
@@ -53,6 +59,10 @@ def make_arrays(root):
     truth = rng.integers(0, N_GALLERY, N_QUERIES)
     np.save(root / "truth.npy", truth)
     (root / "truth.json").write_text(json.dumps([[int(item)] for item in truth]))
+    lines = [f"{query} 0 {item} 1\n" for query, item in enumerate(truth)]
+    (root / "qrels.txt").write_text("".join(lines))
+    np.save(root / "parents.npy", np.arange(N_GALLERY) // 2)
+    np.save(root / "query-ids.npy", np.arange(N_QUERIES))
     np.save(root / "ids.npy", np.arange(100, 100 + N_GALLERY))
     np.save(root / "numbers.npy", np.arange(N_GALLERY))
     (root / "ids.json").write_text(json.dumps([f"photo {n}" for n in range(N_GALLERY)]))
@@ -68,10 +78,7 @@ def make_tables(root):
     rng = np.random.default_rng(16)
     log = _unit(rng, 40)
     tables = {
-        "groups": [
-            {"group": "ab"[n % 2], "label": f"job {n % 3}", "number": n} for n in range(N_GALLERY)
-        ],
-        "asked": [{"name": f"query {n}", "label": f"job {n % 3}"} for n in range(N_QUERIES)],
+        "groups": [{"group": 1990 + n % 2} for n in range(N_GALLERY)],
         "captions": [{"caption": f"a red circle {n}", "id": n} for n in range(4)],
         "log": [
             {"embedding": row.tolist(), "day": f"2026-05-{1 + n % 28:02d}", "times": 1 + n % 3}
@@ -110,12 +117,12 @@ def make_data_sets(root):
     images = [f"p{number}.png" for number in range(4)]
     (root / "pictures.txt").write_text("".join(f"pictures/{name}\n" for name in images))
     (root / "captions.txt").write_text("a red circle\na blue square\n")
-    (root / "item-pictures").mkdir()
-    for number in range(N_GALLERY):
-        Image.fromarray(pixels[number % 4]).save(root / f"item-pictures/{number:03d}.png")
-    for name, n_lines in (("item", N_GALLERY), ("query", N_QUERIES)):
-        lines = [f"{name} {number}\n" for number in range(n_lines)]
-        (root / f"{name}-captions.txt").write_text("".join(lines))
+    (root / "beir" / "qrels").mkdir(parents=True)
+    lines = [json.dumps({"_id": str(n), "title": "a", "text": f"star {n}"}) for n in range(3)]
+    for part in ("corpus", "queries"):
+        (root / "beir" / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+    judged = "".join(f"{n}\t{n}\t1\n" for n in range(3))
+    (root / "beir/qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
     with tarfile.open(root / "samples.tar", "w") as tar:
         for number in range(2):
             tar.add(root / f"pictures/p{number}.png", f"{number}.png")
@@ -163,8 +170,18 @@ def make_records(root):
     )
     others = np.load(root / "others.npy")
     nnnorm.Corrector.fit(gallery, others, nnnorm.NNN(8, 0.5)).save(root / "former.safetensors")
+    groups = 1990 + np.arange(N_GALLERY)
+    grouped = nnnorm.Corrector.fit(gallery, others, nnnorm.NNN(8, 0.5), groups=groups)
+    grouped.save(root / "grouped.safetensors")
     queries = np.load(root / "queries.npy")
     nnnorm.search(queries, gallery, k=3).save(root / "ranking.npz")
+    past = nnnorm.search(others, gallery, bias, k=1)
+    past.save(root / "past-ranking.npz")
+    noise = np.random.default_rng(19).normal(size=len(others)) * past.confidence.std()
+    labels = (past.confidence + noise > np.median(past.confidence)).astype(int)
+    np.save(root / "labels.npy", labels)
+    (root / "labels.json").write_text(json.dumps(labels.tolist()))
+    (root / "labels.txt").write_text("".join(f"{label}\n" for label in labels))
     make_later(root)
 
 
@@ -177,8 +194,7 @@ def make_later(root):
     ids = list(range(500, 500 + len(new)))
     table = pyarrow.table({"embedding": list(new), "id": ids})
     parquet.write_table(table, root / "later.parquet")
-    described = [{"year": 2020 + n} for n in range(len(new))]
-    (root / "later.json").write_text(json.dumps(described))
+    described = [{"year": 1990 + n} for n in range(len(new))]
     (root / "later.jsonl").write_text("".join(json.dumps(one) + "\n" for one in described))
     for name, some in (("later", ids), ("gone", [3, 7, 11])):
         np.save(root / f"{name}-ids.npy", some)
@@ -214,6 +230,9 @@ def make_living(folder, engine):
     described = [{"year": 1990 + n} for n in range(N_GALLERY)]
     with build_index(url, gallery, former, metadata=described) as index:
         index.refresh(root / "corrector.safetensors")
+    if engine == "faiss":
+        grouped, place = root / "grouped.safetensors", f"faiss:{root / 'index-grouped'}"
+        build_index(place, gallery, grouped, metadata=described, groups="year").close()
 
 
 def make_application(folder):
@@ -229,7 +248,7 @@ def make_application(folder):
 
 def url_of(engine):
     """The URL of the index that `make_index` makes, relative to its folder."""
-    table = "" if engine in ("faiss", "hnswlib", "usearch") else "?table=photos"
+    table = "" if engine in LOCAL else "?table=photos"
     if engine in ("chroma", "milvus"):
         table = "?collection=photos"
     suffix = ".db" if engine == "milvus" else ""

@@ -538,7 +538,6 @@ _OWN = {
     ".npz": _damage_npz,
     ".parquet": _damage_parquet,
     ".safetensors": _damage_record,
-    ".nnnorm": _damage_record,
     ".json": _damage_json,
     ".jsonl": _damage_jsonl,
     ".csv": _damage_separated,

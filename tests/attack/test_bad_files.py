@@ -72,9 +72,8 @@ def test_embeddings_whose_products_vanish_are_refused_unless_normalized():
     assert open_embeddings(1e-12 * np.eye(3)).shape == (3, 3)
 
 
-@pytest.mark.parametrize("suffix", [".partial", ".starting"])
-def test_unfinished_embeddings_are_no_gallery(tmp_path, suffix):
-    folder = tmp_path / f"img_emb{suffix}"
+def test_unfinished_embeddings_are_no_gallery(tmp_path):
+    folder = tmp_path / "img_emb.partial"
     folder.mkdir()
     np.save(folder / "img_emb_00000.npy", np.eye(2))
     with pytest.raises(NNNormError, match=r"unfinished embeddings; run the same nnnorm encode"):
@@ -238,29 +237,6 @@ def test_deeply_nested_json_gets_one_sentence(tmp_path, gallery):
         Bias.load(tmp_path / "deep.safetensors")
 
 
-@pytest.mark.parametrize("kind", ["bias", "bank", "corrector"])
-def test_a_record_with_another_entry_or_without_its_digest_is_called_damaged(tmp_path, kind):
-    from safetensors import safe_open
-    from safetensors.numpy import save_file
-
-    rows = np.random.default_rng(0).normal(size=(60, 4))
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    path = tmp_path / f"{kind}.safetensors"
-    corrector = nnnorm.Corrector.fit(rows[:20], rows[20:])
-    made = {"bias": corrector.bias, "bank": nnnorm.Bank.of(rows), "corrector": corrector}[kind]
-    made.save(path)
-    with safe_open(path, framework="numpy") as file:
-        metadata = file.metadata()
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    about = json.loads(metadata[kind])
-    without = {key: text for key, text in metadata.items() if key != "digest"}
-    for changed in (without, metadata | {kind: json.dumps(about | {"version": 7})}):
-        save_file(arrays, path, changed)
-        with pytest.raises(NNNormError, match=f"damaged {kind} file"):
-            type(made).load(path)
-        assert run("info", path).exit_code != 0
-
-
 def test_links_in_a_circle_get_one_sentence(tmp_path):
     for suffix in ("npy", "safetensors", "json", "npz"):
         path = tmp_path / f"loop.{suffix}"
@@ -272,33 +248,18 @@ def test_links_in_a_circle_get_one_sentence(tmp_path):
         run("fit", "--gallery", path, "--references", path, "-o", path)
 
 
-def test_a_weight_times_a_bias_beyond_float32_is_refused():
-    with pytest.raises(NNNormError, match="float32"):
-        Bias(np.array([1e36, 0.0]), 1e5, "nnn")
-    bias = Bias(np.array([1e36, 0.0]), 1.0, "nnn")
-    with pytest.raises(NNNormError, match="float32"):
-        nnnorm.search(np.eye(2), np.eye(2), bias, k=1, weight=1e5)
-
-
 def test_a_weight_times_a_bias_beyond_float32_is_refused_wherever_queries_are_made():
     rows = np.random.default_rng(0).normal(size=(40, 4)) * 1e16
     corrector = nnnorm.Corrector.fit(rows, rows[::-1], nnnorm.NNN(2, 1.0), allow_gallery_rows=True)
     bias = Bias(np.array([1e36, 0.0]), 1.0, "nnn")
     for ask in (
+        lambda: Bias(bias.values, 1e5, "nnn"),
+        lambda: nnnorm.search(np.eye(2), np.eye(2), bias, k=1, weight=1e5),
         lambda: nnnorm.augmentation.augment_queries(np.eye(2), bias, weight=1e5),
         lambda: corrector.transform_queries(rows[:2], weight=1e6),
     ):
-        with pytest.raises(NNNormError, match=r"weight times bias reaches .* beyond float32"):
+        with pytest.raises(NNNormError, match=r"beyond float32"):
             ask()
-
-
-def test_a_link_in_a_circle_as_an_input_of_a_command_gets_one_sentence(tmp_path, gallery):
-    loop = tmp_path / "loop.npy"
-    loop.symlink_to(loop)
-    output = tmp_path / "out.safetensors"
-    told = run("fit", "--gallery", loop, "--references", gallery, "-o", output)
-    assert told.exit_code == 1
-    assert "can't be opened" in told.output
 
 
 @pytest.mark.slow
@@ -354,15 +315,6 @@ def test_sinkhorn_has_a_bound_on_its_iterations():
         nnnorm.Sinkhorn(iterations=10**12)
 
 
-@pytest.mark.slow
-def test_a_pipe_on_the_command_line_ends_in_time(tmp_path):
-    os.mkfifo(tmp_path / "pipe.npy")
-    command = [sys.executable, "-m", "nnnorm", "info", str(tmp_path / "pipe.npy")]
-    done = subprocess.run(command, timeout=120, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-
-
 def test_an_error_that_was_not_foreseen_is_one_sentence_and_a_traceback_with_debug(
     gallery, monkeypatch
 ):
@@ -374,4 +326,6 @@ def test_an_error_that_was_not_foreseen_is_one_sentence_and_a_traceback_with_deb
     assert result.exit_code == 1
     assert "unexpected AttributeError (no such thing)" in result.output
     result = CliRunner().invoke(app, ["info", str(gallery), "--debug"])
-    assert isinstance(result.exception, AttributeError)
+    assert result.exit_code == 1
+    assert "Traceback" in result.output
+    assert "AttributeError: no such thing" in result.output

@@ -44,14 +44,6 @@ def test_every_input_file_of_every_command_is_in_one_of_its_lines():
                 assert any(option.flag in line for line in command.lines), option
 
 
-def test_a_command_is_attacked_with_every_file_that_its_options_name():
-    lines = commands.walk_commands()["drift"].lines
-    usual = ("--corrector", "corrector.safetensors", "--queries", "queries.npy")
-    assert lines[0] == (*usual, "--json")
-    assert lines[1] == (*usual[:3], "queries.npz", "--json")
-    assert lines[2] == (*usual, "--gallery", "gallery.npy", "--json")
-
-
 @pytest.mark.parametrize("part", [pytest.param(part, marks=sandboxed) for part in [*PARTS, "rest"]])
 def test_damaged_inputs_are_refused_in_one_sentence_or_accepted_rightly(tmp_path, part):
     every = [name for name in commands.walk_commands() if name not in commands.SLOW]

@@ -82,9 +82,9 @@ def test_a_tuned_setting_is_not_evaluated_on_the_queries_that_chose_it(problem):
     found = json.loads(run("check", *FILES, *BANK, *TRUTH, "--json").stdout)
     assert found["recommended"] == "tuned"
     assert [shlex.split(line)[1] for line in found["next"]] == ["fit", "search"]
-    assert "--duplicates drop" in found["next"][0]
+    assert "--set duplicates=drop" in found["next"][0]
     every = run("check", *FILES, *BANK, *TRUTH, "--json", "--set", "duplicates=keep")
-    assert "--duplicates keep" in json.loads(every.stdout)["next"][0]
+    assert "--set duplicates=keep" in json.loads(every.stdout)["next"][0]
     run(*shlex.split(found["next"][0])[1:])
     assert Bias.load("bias.safetensors").params["alpha"] == found["tuned"]["params"]["alpha"]
 
@@ -158,7 +158,7 @@ def test_no_summary_is_cut_and_values_have_names(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = run("--help").stdout
     assert "..." not in text.partition("Commands:")[2]
-    assert "Do I have hubs, does a correction help, what next?" in text
+    assert "Report hubs, the expected effect, and what to do." in text
     help_text = run("fit", "--help").stdout
     assert "--gallery FILE" in help_text
     assert "--set NAME=VALUE" in help_text

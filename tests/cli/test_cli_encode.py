@@ -161,17 +161,10 @@ def test_a_picture_cut_short_in_the_first_batch_leaves_nothing(workplace, tiny_m
     assert os.listdir("out") == []
 
 
-def test_empty_texts_are_refused(workplace, tiny_model):
-    (workplace / "texts.txt").write_text("a star\n\na ring\n")
-    result = run("encode", tiny_model("clip"), "--texts", "texts.txt", "-o", "out")
-    assert_fails(result, "texts.txt: line 2 is empty; fill or remove it")
-    assert not (workplace / "out").exists()
-
-
 def test_models_of_the_wrong_kind_are_refused(workplace, tiny_model):
     texts = ["--texts", "captions.txt", "-o", "out", "--device", "cpu"]
     assert_fails(run("encode", "pictures", *texts), "pictures isn't a model folder")
-    assert_fails(run("encode", "no/such/model", *texts), "there is no such folder")
+    assert_fails(run("encode", "no/such/model", *texts), "isn't a model folder")
     assert_fails(run("encode", "someone/some-clip", *texts), "someone/some-clip can't be loaded")
     result = run("encode", tiny_model("clip"), *texts, "--audio", "sounds")
     assert_fails(result, "encodes images and texts, not audio")
@@ -180,7 +173,7 @@ def test_models_of_the_wrong_kind_are_refused(workplace, tiny_model):
 
 def test_missing_and_senseless_options_are_said(workplace, tiny_model):
     clip = tiny_model("clip")
-    assert_fails(run("encode", clip, "-o", "out"), "nothing to encode; give --images, --texts")
+    assert_fails(run("encode", clip, "-o", "out"), "nothing to encode; pass --images, --texts")
     result = run("encode", clip, "-o", "out", "--texts", "captions.txt", "--image-column", "a")
     assert_fails(result, "--image-column needs its table")
     result = run("encode", clip, "-o", "out", "--texts", "captions.txt", "--device", "warp:9")
@@ -189,11 +182,6 @@ def test_missing_and_senseless_options_are_said(workplace, tiny_model):
         run("encode", clip, "-o", "out", "--texts", "captions.txt", "--batch-size", 0).exit_code
         == 2
     )
-
-
-def test_help_shows_an_example():
-    result = run("encode", "--help")
-    assert "Example: nnnorm encode openai/clip-vit-base-patch32" in " ".join(result.stdout.split())
 
 
 def test_bad_inputs_and_types_are_one_sentence_and_finished_work_is_kept(workplace, tiny_model):

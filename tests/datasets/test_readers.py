@@ -81,25 +81,17 @@ def test_coco_lies_in_two_folders_and_its_restval_is_for_training(write_karpathy
     ("content", "words"),
     [
         ([], "has no list of images; expected one of Karpathy's split files"),
-        ({"images": {}}, "has no list of images"),
         (
             {"images": [{"filename": "0.jpg", "sentences": []}]},
             "image 0 must have .*missing: 'split'",
         ),
         ({"images": ["0.jpg"]}, "image 0 must have filename, split and sentences"),
         ({"images": [picture(0, "dev")]}, "image 0 \\(0.jpg\\) is in the split 'dev'"),
-        ({"images": []}, "must have images and captions; got 0 and 0"),
     ],
 )
 def test_another_kind_of_json_is_rejected_with_what_was_expected(write_karpathy, content, words):
     with pytest.raises(NNNormError, match=words):
         read_karpathy(write_karpathy(content))
-
-
-def test_a_file_cut_short_is_rejected(tmp_path):
-    (tmp_path / "dataset_coco.json").write_text('{"images": [{"split": "tr')
-    with pytest.raises(NNNormError, match="can't be read as JSON"):
-        read_karpathy(tmp_path / "dataset_coco.json")
 
 
 # --- COCO ---
@@ -156,7 +148,7 @@ def test_no_file_and_the_same_file_twice_are_rejected(write_coco):
     path = write_coco("val2017", [1], [(1, "a")])
     with pytest.raises(NNNormError, match="no file was given"):
         read_coco([])
-    with pytest.raises(NNNormError, match="give each split once"):
+    with pytest.raises(NNNormError, match="pass each split once"):
         read_coco([path, path])
 
 
@@ -212,20 +204,6 @@ def test_an_image_in_two_splits_is_rejected(tmp_path):
     (tmp_path / "x.csv").write_text("image,caption,split\n1.jpg,a,train\n1.jpg,b,test\n")
     with pytest.raises(NNNormError, match=r"1.jpg is in the splits 'train' and 'test'"):
         read_table(tmp_path / "x.csv")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("x.csv", "file,caption\n1,a\n", "image is not there, it has: file, caption"),
-        ("x.csv", "", "has no rows"),
-        ("x.csv", "image,caption\n1.jpg,\n", "line 2 has nothing in the column caption"),
-    ],
-)
-def test_a_table_that_does_not_fit_is_rejected(tmp_path, name, content, words):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(NNNormError, match=words):
-        read_table(tmp_path / name)
 
 
 # --- clip-retrieval ---

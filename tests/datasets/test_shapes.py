@@ -1,6 +1,5 @@
 """The data set that ships: complete, disjoint, quick to load, and read by numpy as by torch."""
 
-import ast
 import importlib
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from nnnorm.datasets import load_shapes
 from nnnorm.datasets.shapes import COLORS, SHAPES
 from nnnorm.evaluation.hubness import count_occurrences
 from nnnorm.evaluation.metrics import evaluate
-from tests.source import read_tree
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "src" / "nnnorm" / "datasets" / "shapes.npz"
@@ -138,27 +136,13 @@ def test_new_queries_rank_what_they_ask_for_far_above_the_rest(shapes):
     [
         (["a purpel elephant"], r"not 'purpel' \(did you mean 'purple'\?\), 'elephant'"),
         (["a red star", ""], "text 1 has no words: ''"),
-        ([], "texts is empty"),
         ("a red star", "texts must be a list of strings.*; got 'a red star'"),
-        ([3], r"texts must be a list of strings.*; got \[3\]"),
-        (None, "texts must be a list of strings.*; got None"),
         ([" ".join(f"x{n}" for n in range(12))], "'x9' and 2 more; ask for shapes"),
     ],
 )
 def test_words_that_it_does_not_know_are_named(shapes, texts, words):
     with pytest.raises(NNNormError, match=words):
         shapes.encode_texts(texts)
-
-
-@pytest.mark.parametrize("item", [-1, 1000, 0.5, True])
-def test_a_picture_that_is_not_there_is_rejected(shapes, item):
-    with pytest.raises(NNNormError, match="item must be"):
-        shapes.draw(item)
-
-
-def test_a_resolution_without_pixels_is_rejected(shapes):
-    with pytest.raises(NNNormError, match="resolution must be a whole number from 12 to 2048"):
-        shapes.draw(0, 5)
 
 
 @pytest.mark.slow
@@ -206,14 +190,6 @@ def test_the_wheel_contains_the_data(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         stored = archive.read("nnnorm/datasets/shapes.npz")
     assert stored == STORED.read_bytes()
-
-
-def test_nothing_but_the_examples_needs_torch():
-    for path in (ROOT / "src" / "nnnorm").rglob("*.py"):
-        for node in ast.walk(read_tree(path)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not any(name.split(".")[0] == "torch" for name in names), path.name
 
 
 @pytest.mark.slow

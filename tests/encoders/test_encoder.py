@@ -48,7 +48,7 @@ def test_texts_beyond_the_context_are_counted_and_said():
 
 @pytest.mark.parametrize("text", ["", "  ", "\n\t"])
 def test_an_empty_text_is_rejected_with_its_place(text):
-    with pytest.raises(NNNormError, match=r"number 1 \(counted from 0\) is empty, and 2 such"):
+    with pytest.raises(NNNormError, match=r"text 1 \(counted from 0\) is empty \(2 texts are\)"):
         Letters().encode_texts(["a", text, "b", ""])
 
 

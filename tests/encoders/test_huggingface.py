@@ -98,11 +98,6 @@ def test_blip_reads_cleaned_texts_of_at_most_35_tokens(tiny_encoder, monkeypatch
     assert encoder.count_cut(["red " * 30 + "!", "red " * 31]) == 1  # at most 30 words
 
 
-def test_a_text_of_punctuation_alone_is_encoded_as_it_is(tiny_encoder):
-    rows = tiny_encoder("blip").encode_texts(["a red circle", "(...)"])
-    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-6)
-
-
 @torch.no_grad()
 def test_clap_s_rows_are_those_of_its_own_forward_pass(tiny_encoder, tiny_model, sounds):
     import transformers
@@ -213,12 +208,6 @@ def test_the_sidecar_s_facts_name_model_weights_and_preprocessing(tiny_encoder, 
     json.dumps(about)
 
 
-def test_loading_prints_nothing(tiny_model):
-    load = "import sys; from nnnorm.encoders import load_encoder as load"
-    folder = str(tiny_model("clip"))
-    assert tiny.printed_by(f"{load}; load(sys.argv[1], device='cpu')", folder) == ("", "")
-
-
 def test_loading_leaves_the_library_s_settings(tiny_model):
     from transformers.utils import logging
 
@@ -260,7 +249,7 @@ def become_captioner(weights):
             lambda weights: weights.update({"text_projection.weight": torch.ones(5, 32)}),
             r"other shapes .*: text_projection\.weight \(5, 32\) instead of \(24, 32\);",
         ),
-        ("blip", become_captioner, r"lacks 6 of the weights .*: itm_head\.bias, .*, …;"),
+        ("blip", become_captioner, r"lacks 6 of the weights .*: itm_head\.bias, .*;"),
     ],
 )
 def test_weights_that_do_not_fit_are_named_instead_of_filled_at_random(copied, kind, change, words):
@@ -293,13 +282,6 @@ def test_a_model_of_another_type_is_rejected(tmp_path):
         load_encoder(tmp_path, device="cpu")
 
 
-@pytest.mark.parametrize("config", ["{", '{"model_type": "no_such_type"}', "{}"])
-def test_a_config_that_says_nothing_is_rejected(tmp_path, config):
-    (tmp_path / "config.json").write_text(config)
-    with pytest.raises(NNNormError, match=r"can't be loaded \("):
-        load_encoder(tmp_path, device="cpu")
-
-
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "tokenizer.json", "preprocessor_config.json"]
 )
@@ -322,7 +304,7 @@ def test_a_folder_without_any_tokenizer_is_rejected_instead_of_knowing_no_words(
 def test_a_tokenizer_that_can_only_be_loaded_is_rejected_before_the_work(copied):
     folder = copied("clip")
     (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(NNNormError, match=r"can't be loaded .*files missing, cut short or damaged"):
+    with pytest.raises(NNNormError, match=r"can't be loaded .*files missing, truncated or damaged"):
         load_encoder(folder, device="cpu").encode_texts(["a dog"])
 
 

@@ -1,8 +1,5 @@
 """Images: opened whole, in RGB, or rejected with a reason; and made ready for a model."""
 
-import struct
-import zlib
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,20 +8,7 @@ from nnnorm import NNNormError
 from nnnorm.datasets.shapes import draw_scene
 from nnnorm.encoders import check_inputs, open_image
 from nnnorm.encoders import inputs as module
-
-
-def png_that_claims(width, height):
-    """A PNG of a few bytes whose header promises any number of pixels."""
-
-    def chunk(kind, data):
-        body = kind + data
-        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = zlib.compress(b"\0" * 100)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-    )
+from tests.attack.materials import png_of_size
 
 
 def test_every_mode_of_pillow_comes_out_as_rgb(pictures):
@@ -41,7 +25,7 @@ def test_a_pillow_image_is_taken_as_it_is():
 @pytest.mark.parametrize("size", [(20_000, 20_000), (13_380, 13_380), (2**31 - 1, 2)])
 def test_a_decompression_bomb_is_rejected_by_its_header(tmp_path, size):
     path = tmp_path / "bomb.png"
-    path.write_bytes(png_that_claims(*size))
+    path.write_bytes(png_of_size(*size))
     for look in (open_image, lambda p: check_inputs([p])):
         with pytest.raises(NNNormError, match=r"too large \(.*pixels|pixels.*too large"):
             look(path)
@@ -50,7 +34,7 @@ def test_a_decompression_bomb_is_rejected_by_its_header(tmp_path, size):
 def test_the_limit_is_ours_even_where_pillow_s_own_is_switched_off(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     path = tmp_path / "bomb.png"
-    path.write_bytes(png_that_claims(30_000, 30_000))
+    path.write_bytes(png_of_size(30_000, 30_000))
     with pytest.raises(NNNormError, match="30000 x 30000 pixels"):
         open_image(path)
 
@@ -65,18 +49,12 @@ def test_a_large_image_below_the_limit_is_opened_without_a_warning(monkeypatch, 
         open_image(opened)
 
 
-def test_a_file_that_is_no_image_is_rejected(tmp_path):
-    (tmp_path / "a.jpg").write_text("no image")
-    with pytest.raises(NNNormError, match=r"a\.jpg can't be read \(cannot identify image file"):
-        open_image(tmp_path / "a.jpg")
-
-
 @pytest.mark.parametrize("suffix", ["jpg", "png"])
 def test_an_image_that_is_cut_short_is_rejected(tmp_path, suffix, rng):
     path = tmp_path / f"a.{suffix}"
     Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(NNNormError, match=r"can't be read .*cut short"):
+    with pytest.raises(NNNormError, match=r"can't be read .*truncated"):
         open_image(path)
 
 

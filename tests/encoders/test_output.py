@@ -85,6 +85,18 @@ def test_a_failure_before_anything_is_saved_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_rows_keep_the_ids_that_were_given(tmp_path):
+    names = [f"text {number}" for number in range(len(TEXTS))]
+    done = encode_to_folder(Letters(), "texts", TEXTS, tmp_path, ids=names)
+    assert nnnorm.open_embeddings(done.folder).ids.tolist() == names
+    assert encode_to_folder(Letters(), "texts", TEXTS, tmp_path, ids=names).n_resumed == len(TEXTS)
+    with pytest.raises(NNNormError, match="made with other ids"):
+        encode_to_folder(Letters(), "texts", TEXTS, tmp_path, ids=names[::-1])
+    (done.folder / "ids.txt").write_text("only one\n")
+    with pytest.raises(NNNormError, match=rf"has {len(TEXTS)} rows, and 1 ids in ids.txt"):
+        nnnorm.open_embeddings(done.folder)
+
+
 def test_a_changed_picture_under_the_same_name_is_noticed(tmp_path):
     pictures = tiny.draw_images(tmp_path / "pictures", 4)
     encode_to_folder(Means(), "images", pictures, tmp_path / "out")
@@ -108,7 +120,7 @@ def test_tar_files_of_webdataset_give_the_rows_of_the_same_files(tmp_path, monke
     expected = Means().encode_images(pictures)
     np.testing.assert_array_equal(np.asarray(nnnorm.open_embeddings(done.folder)), expected)
     keys = [f"{number:04d}" for number in range(len(pictures))]
-    assert (done.folder / "ids.txt").read_text().split() == keys
+    assert nnnorm.open_embeddings(done.folder).ids.tolist() == keys
     assert list(list_inputs(tmp_path / "00000.tar", "texts")) == ["a red star"] * len(pictures)
 
 

@@ -56,7 +56,7 @@ def test_samples_that_are_no_sound_are_rejected(samples, words):
 
 def test_a_file_that_is_no_sound_is_rejected(tmp_path):
     (tmp_path / "a.wav").write_text("no sound")
-    with pytest.raises(NNNormError, match=r"a\.wav can't be read .*cut short, or not a sound"):
+    with pytest.raises(NNNormError, match=r"a\.wav can't be read .*truncated, or not a sound"):
         read_sound(tmp_path / "a.wav", RATE)
     with pytest.raises(NNNormError, match="there is no such file"):
         read_sound(tmp_path / "none.wav", RATE)

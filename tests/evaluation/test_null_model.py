@@ -91,12 +91,3 @@ def test_the_names_of_items_and_the_order_of_queries_change_nothing(seed, k):
     assert second.n_never == first.n_never
     assert second.beyond_chance == first.beyond_chance
     assert second == replace(first, item=second.item)
-
-
-def test_a_query_that_is_repeated_thousands_of_times_falls_as_one(rng):
-    others = rng.normal(size=(5000, 16)).astype(np.float32)
-    flood = np.repeat(others[:1], 5000, axis=0)
-    queries = open_embeddings(np.concatenate([others, flood]), normalize=True)
-    hits = np.concatenate([rng.integers(0, 500, 5000), np.full(5000, 7)])
-    assert judge_hubs(hits, 500, queries=queries).severity == "none"
-    assert judge_hubs(hits, 500).severity == "severe"

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnnorm import NNNormWarning, compare, diagnose, open_embeddings, tune
-from nnnorm.evaluation import Task, ablate
-from nnnorm.evaluation.bootstrap import split_folds
+from nnnorm import NNNormWarning, compare, open_embeddings, tune
+from nnnorm.evaluation import Task, ablate, diagnose
 from nnnorm.evaluation.metrics import count_overlap, open_truth
+from nnnorm.evaluation.results import split_folds
 
 
 def truth_of(lists, n_gallery=50):

@@ -1,13 +1,14 @@
 """A small gallery of the shapes that ship, explored: built once per worker."""
 
+import threading
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from nnnorm import load_shapes, open_embeddings
 from nnnorm.evaluation import open_truth
-from nnnorm.explore import Session, demo_material, make_app
-from nnnorm.explore.pictures import ScenePictures
+from nnnorm.explore import Session, demo_material, listen, make_app, make_server
 from nnnorm.explore.views import Views
 
 N_ITEMS = 200
@@ -28,7 +29,6 @@ def material():
         query_captions=[ATTACK, *whole.query_captions[1 : 5 * N_ITEMS]],
         reference_captions=whole.reference_captions[:2000],
         metadata={name: cells[:N_ITEMS] for name, cells in whole.metadata.items()},
-        pictures=ScenePictures(shapes),
     )
 
 
@@ -48,3 +48,16 @@ def client(session):
 
     with TestClient(make_app(session), base_url="http://127.0.0.1:8765") as opened:
         yield opened
+
+
+@contextmanager
+def serving(session):
+    """Serve a session as the command does, in a thread, and return its port."""
+    opened, server = listen(port=0), make_server(session)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
+    thread.start()
+    try:
+        yield opened.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()

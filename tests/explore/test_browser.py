@@ -1,11 +1,11 @@
 """The page in Chromium: what a person does, without an error and without a request to elsewhere."""
 
 import shutil
-import threading
 
 import pytest
 
-from nnnorm.explore import listen, make_app, record
+from nnnorm.explore import record
+from tests.explore.conftest import serving
 
 pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")
 
@@ -26,19 +26,11 @@ def browser():
 
 @pytest.fixture(scope="module")
 def address(session):
-    import uvicorn
-
-    opened = listen(port=0)
-    config = uvicorn.Config(make_app(session), log_level="error")
-    server = uvicorn.Server(config)
     session.start()
     for later in (session.map, session.tuning, session.scan):
         later.wait()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{opened.getsockname()[1]}/"
-    server.should_exit = True
-    thread.join()
+    with serving(session) as port:
+        yield f"http://127.0.0.1:{port}/"
 
 
 @pytest.fixture
@@ -195,7 +187,7 @@ def test_a_filter_is_chosen_and_may_hide_the_right_item(open_page, address, sess
     until(page, "location.hash.includes('background')")
     until(page, "document.querySelector('#filters').textContent.includes(argument)", other)
     page.wait_for_selector("#filtered-out")
-    assert page.text_content("#filtered-out") == "the right answer is filtered out"
+    assert page.text_content("#filtered-out") == "the right item is filtered out"
 
 
 def test_a_hub_is_opened(open_page, address, session):

@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -20,11 +21,10 @@ from nnnorm.explore import (
     listen,
     make_app,
     record,
-    unpack,
 )
 from nnnorm.explore.pictures import Thumbnails
 from nnnorm.explore.session import Later
-from tests.explore.conftest import ATTACK
+from tests.explore.conftest import ATTACK, serving
 
 pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")
 TestClient = pytest.importorskip("starlette.testclient").TestClient
@@ -86,6 +86,42 @@ def test_a_server_for_others_answers_addresses_but_no_foreign_names(session):
         assert opened.get("/api/about", headers={"host": "evil.example"}).status_code == 403
 
 
+def connect(port, *lines):
+    """Open a connection and send the first lines of a request."""
+    opened = socket.create_connection(("127.0.0.1", port), timeout=120)
+    host = f"Host: 127.0.0.1:{port}"
+    opened.sendall("".join(f"{line}\r\n" for line in ("GET / HTTP/1.1", host, *lines)).encode())
+    return opened
+
+
+def read_status(opened):
+    with opened:
+        return int(opened.recv(100).split()[1])
+
+
+def test_a_websocket_and_long_headers_are_rejected_over_a_real_connection(session):
+    upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
+    with serving(session) as port:
+        assert read_status(connect(port, "")) == 200
+        assert read_status(connect(port, *upgrade, "Sec-WebSocket-Key: AAAA", "")) == 403
+        assert read_status(connect(port, f"X-Long: {'x' * 20_000}")) == 400
+
+
+def test_connections_without_a_whole_request_make_room_for_others(session, monkeypatch):
+    monkeypatch.setattr("nnnorm.explore.server._MOST_CONNECTIONS", 5)
+    with serving(session) as port:
+        half_open = [connect(port) for _ in range(20)]
+        assert read_status(connect(port, "")) == 200
+        for opened in half_open:
+            opened.close()
+
+
+def test_a_connection_without_a_whole_request_is_closed_after_a_while(session, monkeypatch):
+    monkeypatch.setattr("nnnorm.explore.server._MOST_SECONDS", 0.1)
+    with serving(session) as port, connect(port) as opened:
+        assert opened.recv(100) == b""
+
+
 def test_nothing_can_be_written(client):
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert client.request(method, "/api/about").status_code == 405
@@ -95,7 +131,6 @@ def test_nothing_can_be_written(client):
     ("path", "message"),
     [
         ("search", "give one of query (a number), text, or item (a number)"),
-        ("search?query=0&item=0", "give one of query"),
         ("search?query=1000", "query must be from 0 to 999; got 1000"),
         ("search?item=200", "item must be from 0 to 199; got 200"),
         ("search?query=x", "query: input should be a valid integer"),
@@ -104,15 +139,12 @@ def test_nothing_can_be_written(client):
         ("search?text=" + "a" * 501, "text: string should have at most 500 characters"),
         ("search?query=0&k=101", "k: input should be less than or equal to 100"),
         ("search?query=0&alpha=nan", "alpha: input should be a finite number"),
-        ("search?query=0&alpha=-1", "alpha must be from 0 to 1.5; got -1"),
-        ("search?query=0&reference_k=5", "reference_k must be one of 1, 2, 3"),
         ("search?query=0&method=magic", "method must be one of nnn, csls, dn, is, qbnorm"),
         ("search?query=0&where=background", "where must be column=value"),
         ("search?query=0&where=planet=mars", "there is no filter 'planet'"),
         ("search?query=0&where=background=mars", "background has no value 'mars'"),
         ("hub?item=200", "item must be from 0 to 199"),
         ("items?items=1,,2", "items: string should match pattern"),
-        ("items?items=200", "item must be from 0 to 199"),
         ("picture?item=200", "item must be from 0 to 199; got 200"),
     ],
 )
@@ -169,7 +201,7 @@ def test_every_path_of_the_interface_is_described(client):
 
 
 def test_captions_are_data_and_never_markup(client):
-    found = unpack(client.get("/api/search?query=0").content)
+    found = client.get("/api/search?query=0").json()
     assert found["query"]["text"] == ATTACK  # the page makes text nodes of it
     assert client.get("/api/about").headers["content-type"].startswith("application/json")
 
@@ -247,7 +279,7 @@ class RepairedPictures:
     def __init__(self):
         self.seen = set()
 
-    def draw(self, item):
+    def __call__(self, item):
         if item not in self.seen:
             self.seen.add(item)
             raise SyntaxError("not a TIFF file (header b'' not valid)")
@@ -260,15 +292,6 @@ def test_a_damaged_picture_is_a_placeholder_until_it_is_put_right(caplog):
         assert not thumbnails.get(3).is_whole
     assert "no picture of item 3: not a TIFF file" in caplog.text
     assert thumbnails.get(3).is_whole
-
-
-def test_damaged_metadata_of_a_picture_is_no_error(tmp_path):
-    from PIL import Image
-
-    for number, damage in enumerate((b"garbage", b"II*\x00\x08\x00\x00\x00\x01")):
-        Image.new("RGB", (9, 9)).save(tmp_path / f"{number}.jpg", exif=b"Exif\x00\x00" + damage)
-    thumbnails = Thumbnails(FolderPictures(tmp_path, ["0.jpg", "1.jpg"]))
-    assert {thumbnails.get(item).media_type for item in (0, 1)} <= {"image/jpeg", "image/svg+xml"}
 
 
 # --- out again -----------------------------------------------------------------------------------
@@ -318,7 +341,7 @@ def test_tables_that_wait_for_the_map_keep_no_other_request_waiting(session):
 
 
 def test_the_commands_of_a_setting_make_its_bias(client):
-    found = unpack(client.get("/api/search?query=0&reference_k=16&alpha=0.5&center=true").content)
+    found = client.get("/api/search?query=0&reference_k=16&alpha=0.5&center=true").json()
     fit, search = found["setting"]["commands"]
     assert "--method nnn --reference-k 16 --alpha 0.5 --set center=true" in fit
     assert search.startswith("nnnorm search --gallery GALLERY.npy")
@@ -356,5 +379,5 @@ def test_a_handful_of_rows_is_shown_or_refused_in_one_sentence(tmp_path):
             answer = opened.get(path, params={"query": 0} if "search" in path else {"item": 1})
             assert answer.status_code in (200, *REFUSED), path
         assert opened.get("/api/hubs").status_code == 200
-        assert opened.get("/api/picture?item=0").status_code == 404  # there are none
+        assert opened.get("/api/picture?item=0").status_code == 422  # there are none
     assert "index.html" in record(session, tmp_path / "out")

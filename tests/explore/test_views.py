@@ -8,13 +8,13 @@ import pytest
 
 import nnnorm
 from nnnorm import NNN, NNNormError
-from nnnorm.evaluation import count_occurrences, expect_occurrences
-from nnnorm.explore import Material, Session, pack, unpack
+from nnnorm.evaluation import count_occurrences, diagnose, expect_occurrences
+from nnnorm.explore import Material, Session
 from nnnorm.explore.candidates import Candidates
 from nnnorm.explore.projection import project
 from nnnorm.explore.recording import make_table
-from nnnorm.explore.session import draw_some
-from nnnorm.explore.views import Views
+from nnnorm.explore.views import Views, to_json
+from tests import reference
 
 SETTINGS = [
     ("nnn", {}),
@@ -74,14 +74,22 @@ def test_one_query_is_shown_as_search_ranks_it(session, views):
     assert found["after"].tolist() == after[:12].tolist()
     was = {int(item): place + 1 for place, item in enumerate(before)}
     assert found["after_was"].tolist() == [was[int(item)] for item in after[:12]]
+    exact = nnnorm.search(session.material.queries, gallery, bias).confidence
+    assert found["confidence"] == pytest.approx(exact[7], abs=2e-5)
+    assert found["confidence_rank"] == pytest.approx((exact < exact[7]).mean(), abs=0.01)
     assert found["right"] == [1]
-    assert found["right_ranks"][0].tolist() == [was[1]]
+    assert found["right_was"].tolist() == [was[1]]
 
 
 def test_a_filter_leaves_only_the_items_that_have_the_value(session, views):
     found = views.search(session.open_method("nnn", {}), query=0, where={"background": "navy"})
     cells = session.material.metadata["background"]
     assert {cells[item] for item in found["before"]} == {"navy"}
+    few = views.search(session.open_method("nnn", {}), query=0, where={"background": "navy"}, k=2)
+    assert len(few["after"]) == 2
+    assert (few["confidence"], few["confidence_rank"]) == (found["confidence"], None)
+    scores = found["after_scores"].astype(float)
+    assert few["confidence"] == pytest.approx(reference.confidence(scores[None])[0], abs=1e-6)
 
 
 def test_a_right_item_that_is_filtered_out_has_no_place(session, views):
@@ -92,7 +100,7 @@ def test_a_right_item_that_is_filtered_out_has_no_place(session, views):
     assert (shown["right"], shown["n_filtered_out"]) == ([1], 0)
     shown = views.search(method, query=7, where={"background": other})
     assert (shown["right"], shown["n_filtered_out"]) == ([], 1)
-    assert shown["right_ranks"].size == 0
+    assert shown["right_was"].size == 0
 
 
 def test_equal_scores_have_different_places(tied):
@@ -118,7 +126,7 @@ def test_hubs_are_those_of_diagnose(session, views):
     method, bias = fitted(session, "nnn", {})
     shown = views.hubs(method)
     material = session.material
-    found = nnnorm.diagnose(material.queries, material.gallery, bias, truth=material.truth, most=30)
+    found = diagnose(material.queries, material.gallery, bias, truth=material.truth, most=30)
     assert shown["before"] == pytest.approx(found.before.to_dict())
     assert shown["after"]["max"] == found.after.max
     assert shown["hubs"].tolist() == [hub.item for hub in found.hubs]
@@ -178,7 +186,7 @@ def test_the_grid_has_the_recall_of_its_cells(session, views):
 
 
 @pytest.mark.slow
-def test_near_copies_are_grouped(material):
+def test_a_hub_has_its_near_copies(material):
     rows = material.gallery.rows(0, len(material.gallery))
     gallery = np.concatenate([rows, rows[:1], rows[:1], rows[1:2]])
     names = {name: [*cells, *cells[:3]] for name, cells in material.metadata.items()}
@@ -186,16 +194,9 @@ def test_near_copies_are_grouped(material):
         material, gallery=nnnorm.open_embeddings(gallery), truth=None, metadata=names,
         captions=None, pictures=None,
     )  # fmt: skip
-    groups = Views(Session(doubled)).copies()["groups"]
-    assert [0, 200, 201] in groups
-    assert [1, 202] in groups
-
-
-def test_samples_are_random_and_never_the_first_rows():
-    some = draw_some(100_000, 2000, seed=0)
-    assert len(np.unique(some)) == 2000
-    assert abs(some.mean() - 50_000) < 3000
-    assert draw_some(5, 9, seed=0).tolist() == [0, 1, 2, 3, 4]
+    views = Views(Session(doubled))
+    copies = [sorted(views.hub(item)["copies"].tolist()) for item in (0, 202)]
+    assert copies == [[200, 201], [1]]
 
 
 def test_won_queries_are_right_only_with_the_correction(session):
@@ -251,8 +252,8 @@ def test_drift_is_shown_if_a_corrector_is_given_and_it_can_be_measured(material)
     away = nnnorm.open_embeddings(-material.queries.rows(0, 200))
     one = material.queries.subset(np.zeros(5, dtype=np.int64))
     shown, failed = (
-        Views(Session(replace(material, corrector=corrector, recent=recent))).bank()
-        for recent in (away, one)
+        Views(Session(replace(material, corrector=corrector, queries=queries, truth=None))).bank()
+        for queries in (away, one)
     )
     assert shown["drift"]["verdict"] == "refit now"
     assert "queries" in failed["drift"]["error"]
@@ -272,9 +273,7 @@ def test_a_wrong_setting_is_explained(session, params, message):
         session.open_method("nnn", params)
 
 
-def test_arrays_come_back_from_their_bytes_with_their_types():
-    arrays = {"a": np.array([1, -2]), "b": np.array([0.5]), "c": np.array([True, False, True])}
-    found = unpack(pack({"é": 1, **arrays}))
-    assert found["é"] == 1
-    assert [found[name].dtype.name for name in arrays] == ["int32", "float32", "uint8"]
-    assert found["c"].tolist() == [1, 0, 1]
+def test_a_view_is_plain_json_with_lists_for_its_arrays():
+    arrays = {"a": np.array([1, -2]), "b": np.float32([0.1, 1e-7]), "c": np.array([True, False])}
+    written = to_json({"é": 1, **arrays})
+    assert written == '{"é": 1, "a": [1, -2], "b": [0.1, 1e-07], "c": [true, false]}'

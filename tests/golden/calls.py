@@ -5,7 +5,11 @@ the third automatic rule landed. If a result changes for a reason, record it aga
 `python -m tests.golden.record NAME` and say why in the commit.
 """
 
+import atexit
+import functools
 import json
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +19,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 import nnnorm
-from nnnorm import augmentation
+from nnnorm import augmentation, evaluation
 
 CALLS: dict[str, Callable[[Path], Any]] = {}
 
@@ -324,7 +328,7 @@ def check_without_labels(_):
 @golden
 def diagnose(_):
     data = shapes()
-    found = nnnorm.diagnose(data.queries[:600], data.gallery, references=data.references[::10])
+    found = evaluation.diagnose(data.queries[:600], data.gallery, references=data.references[::10])
     return found.to_dict()
 
 
@@ -360,18 +364,24 @@ def index_life(folder):
 # --- the command line ----------------------------------------------------------------------------
 
 
-def write_files(folder: Path) -> dict[str, str]:
-    data = shapes()
+@functools.cache
+def fitted_files() -> dict[str, str]:
+    """Words of commands: files of the shapes, the bias and corrector of a fit, and options."""
+    data, folder = shapes(), Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     arrays = {
         "gallery": data.gallery,
         "references": data.references[::10],
         "queries": data.queries[:400],
         "truth": data.truth[:400],
-        "groups": np.arange(len(data.gallery)) % 3,
     }
     for name, rows in arrays.items():
         np.save(folder / f"{name}.npy", rows)
-    return {name: str(folder / f"{name}.npy") for name in arrays}
+    names = {name: f"{folder}/{name}.npy" for name in arrays}
+    names |= {name: f"{folder}/{name}.safetensors" for name in ("bias", "corrector")}
+    names |= {group: words.format(**names) for group, words in OPTIONS.items()}
+    run(*"fit {bank} -o {bias} --save-corrector {corrector} --json".format(**names).split())
+    return names
 
 
 def run(*words: Any) -> Any:
@@ -383,81 +393,34 @@ def run(*words: Any) -> Any:
     return json.loads(done.stdout)
 
 
-def cli(name: str, keep: tuple[str, ...], *words: str) -> None:
-    """A command with ``--json``, of whose answer some entries are kept."""
+def cli(name: str, keep: str, line: str) -> None:
+    """A command with ``--json``, of whose answer some entries are kept; all if none is named."""
 
     def call(folder: Path) -> Any:
-        files = write_files(folder)
-        files |= {"bias": str(folder / "bias.safetensors"), "folder": str(folder)}
-        run(
-            "fit",
-            "--gallery",
-            files["gallery"],
-            "--references",
-            files["references"],
-            "-o",
-            files["bias"],
-            "--save-corrector",
-            folder / "corrector.safetensors",
-            "--json",
-        )
-        found = run(*(word.format(**files) for word in words), "--json")
-        return {entry: found[entry] for entry in keep} if keep else found
+        names = fitted_files() | {"new": f"{folder}/new.safetensors"}
+        found = run(*line.format(**names).split(), "--json")
+        return {entry: found[entry] for entry in keep.split()} if keep else found
 
     CALLS[f"cli_{name}"] = call
 
 
-_GALLERY = ("--gallery", "{gallery}")
-_BANK = (*_GALLERY, "--references", "{references}")
-_SEARCH = (*_GALLERY, "--queries", "{queries}")
-_LABELS = (*_SEARCH, "--truth", "{truth}")
-cli(
-    "fit",
-    ("method", "params", "weight", "n_gallery", "n_references"),
-    "fit",
-    *_BANK,
-    "-o",
-    "{folder}/b.safetensors",
-)
-cli(
-    "fit_numbers",
-    ("params", "weight"),
-    "fit",
-    *_BANK,
-    "--reference-k",
-    "16",
-    "--alpha",
-    "0.5",
-    "-o",
-    "{folder}/b.safetensors",
-)
-cli("search", (), "search", *_SEARCH, "--bias", "{bias}", "-k", "3")
-cli("evaluate", (), "evaluate", *_LABELS, "--bias", "{bias}")
-cli(
-    "tune",
-    ("best", "uncorrected", "n_queries", "n_references"),
-    "tune",
-    *_LABELS,
-    "--references",
-    "{references}",
-)
-cli("check", ("verdict", "moved", "reliability"), "check", *_SEARCH, "--references", "{references}")
-cli("diagnose", ("hubs",), "evaluate", *_SEARCH, "--bias", "{bias}")
-cli("info", ("method", "n_gallery", "weight"), "info", "{bias}")
-cli("bank", ("n_seen",), "bank", "{references}", "-o", "{folder}/bank.safetensors")
-cli(
-    "extend",
-    ("n_gallery", "weight"),
-    "extend",
-    "--corrector",
-    "{folder}/corrector.safetensors",
-    "--items",
-    "{gallery}",
-    "-o",
-    "{folder}/new.safetensors",
-)
-cli("drift", (), "drift", "--corrector", "{folder}/corrector.safetensors", "--queries", "{queries}")
-cli("scan", ("n_items",), "scan", *_BANK)
+OPTIONS = {
+    "bank": "--gallery {gallery} --references {references}",
+    "search": "--gallery {gallery} --queries {queries}",
+    "labels": "--gallery {gallery} --queries {queries} --truth {truth}",
+}
+cli("fit", "method params weight n_gallery n_references", "fit {bank} -o {new}")
+cli("fit_numbers", "params weight", "fit {bank} --reference-k 16 --alpha 0.5 -o {new}")
+cli("search", "", "search {search} --bias {bias} -k 3")
+cli("evaluate", "", "evaluate {labels} --bias {bias}")
+cli("tune", "best uncorrected n_queries n_references", "tune {labels} --references {references}")
+cli("check", "verdict moved reliability", "check {search} --references {references}")
+cli("diagnose", "hubs", "evaluate {search} --bias {bias}")
+cli("info", "method n_gallery weight", "info {bias}")
+cli("bank", "n_seen", "bank {references} -o {new}")
+cli("extend", "n_gallery weight", "extend --corrector {corrector} --items {gallery} -o {new}")
+cli("drift", "", "drift --corrector {corrector} --queries {queries}")
+cli("scan", "n_items", "scan {bank}")
 
 
 def compute(name: str, folder: Path) -> Any:

@@ -35,7 +35,7 @@ class Case:
 
     @property
     def engine(self):
-        return self.url.partition(":")[0]
+        return "pgvector" if "{postgres}" in self.url else self.url.partition(":")[0]
 
     def at(self, folder, name="photos"):
         server = servers.postgres() if "{postgres}" in self.url else ""
@@ -65,7 +65,7 @@ CASES = [
         filter=list(map(str, range(20))),
     ),
     Case("faiss sq", "faiss:{folder}/{name}?factory=SQ8", recall=0.99, filter='{"early": true}'),
-    Case("faiss pq", "faiss:{folder}/{name}?factory=PQ15x4", recall=0.6, filter={"early": True}),
+    Case("faiss pq", "faiss:{folder}/{name}?factory=PQ15x4np", recall=0.6, filter={"early": True}),
     Case(
         "hnswlib",
         "hnswlib:{folder}/{name}?ef=400&threads=1",

@@ -1,16 +1,30 @@
 """What every index does, on every engine."""
 
 import asyncio
-import json
+import dataclasses
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import nnnorm
-from nnnorm.index import CorrectedIndex, build_index, copy_index, open_index, verify_index
+from nnnorm.index import ENGINES as REGISTERED
+from nnnorm.index import (
+    CorrectedIndex,
+    build_index,
+    copy_index,
+    open_backend,
+    open_index,
+    verify_index,
+)
+from nnnorm.index.engines import load_engine
+from nnnorm.index.folder import FolderBackend
+from tests import reference
 from tests.index.engines import (
     CASES,
+    DIM,
     ENGINES,
     FIRST,
     MORE,
@@ -24,26 +38,6 @@ from tests.index.engines import (
     same_place,
     world,
 )
-
-HOSTILE = [
-    "x'] or id != '' or id in ['x",
-    'quo"te',
-    "it's",
-    "new\nline",
-    "tab\tand  spaces ",
-    "back\\slash",
-    "%s ? {ids} $1 ; DROP TABLE photos --",
-    "größe 写真",
-    "7 ",
-]
-PLAIN = [
-    {},
-    {"text": "Sea", "whole": 7, "number": 2.5, "yes": True, "no": False, "none": None},
-    {"whole": -(2**62), "number": 2.0, "text": ""},
-    {"text": 'it\'s a "quote"\nand \\ ü', "list": [1, "a", None], "deep": {"a": {"b": [1.5]}}},
-    {"whole": "another kind", "id": 7, "embedding": "mine", "bias": 1.5, "metadata": "m"},
-    {"Text": "other case", "with space": 1, "vector": "v", "chroma:x": "c", "$y": 2},
-]
 
 
 @parametrize(CASES)
@@ -101,71 +95,53 @@ def test_whole_numbers_are_ids_too(case, tmp_path):
             index.add(made.items[:1], ids=["a"])
 
 
-@parametrize(ENGINES)
-def test_a_hostile_id_is_only_a_name(case, tmp_path):
-    made, rows = world(), range(100, 100 + len(HOSTILE))
-    with build(case, tmp_path) as index:
-        index.add(made.items[list(rows)], ids=HOSTILE, metadata=described(rows))
-        assert index.present(HOSTILE).all()
-        assert set(held(index)[0]) == {*map(str, FIRST), *HOSTILE}
-        everything = index.search(made.queries[:1], k=100, with_metadata=True)
-        assert set(HOSTILE) < set(everything.ids[0].tolist())
-        for n_deleted, name in enumerate(HOSTILE, start=1):
-            index.delete([name])
-            assert len(index) == len(FIRST) + len(HOSTILE) - n_deleted
-
-
-@parametrize(ENGINES)
-def test_metadata_come_back_equal(case, tmp_path):
-    rows = world().items[: len(PLAIN)]
-    url = case.at(tmp_path)
-    with build_index(url, rows, world().correctors[0], metadata=PLAIN, mode=case.mode) as index:
-        index.add(world().items[10:12], ids=[10, 11], metadata=[{"whole": np.int64(3)}, {}])
-        known = dict(enumerate(PLAIN)) | {10: {"whole": 3}, 11: {}}
-        read = {
-            own: entry
-            for part in index.scan()
-            for own, entry in zip(part.ids.tolist(), part.metadata, strict=True)
-        }
-        assert read == known
-        assert json.dumps(read, sort_keys=True) == json.dumps(known, sort_keys=True)  # 2 isn't 2.0
-        hits = index.search(world().queries, k=8, with_metadata=True)
-        assert hits.metadata == [[known[own] for own in row] for row in hits.ids.tolist()]
-        index.refresh(world().correctors[1])
-        hits = index.search(world().queries, k=8, with_metadata=True)
-        assert hits.metadata == [[known[own] for own in row] for row in hits.ids.tolist()]
-
-
-@parametrize([case for case in ENGINES if not case.slow])
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"a": float("nan")},
-        {"a": b"bytes"},
-        {"a": 2**63},
-        {"a": {1, 2}},
-        {"a": "null \0 character"},
-        {"a": "\ud800"},
-        {"": 1},
-        {1: 1},
-        {"nnnorm_id": 1},
-        ["a"],
-    ],
-    ids=repr,
-)
-def test_other_metadata_are_rejected_before_anything_is_written(case, entry, tmp_path):
-    with build(case, tmp_path) as index:
-        with pytest.raises(nnnorm.NNNormError, match="metadata"):
-            index.add(world().items[:1], ids=["new"], metadata=[entry])
-        assert len(index) == len(FIRST)
-
-
 @parametrize(CASES)
 def test_a_filter_applies_before_the_best_are_taken(case, tmp_path):
     with build(case, tmp_path) as index:
         for k in (3, 30):
             hits = index.search(world().queries, k=k, filter=case.filter)
             check(case, hits, range(20), 0, k=k)
+
+
+@parametrize(ENGINES)
+def test_what_a_function_of_the_caller_raises_is_passed_on(case, tmp_path):
+    def fail(*_):
+        raise OSError("mine")
+
+    with build(case, tmp_path) as index:
+        with pytest.raises(OSError, match="mine"):
+            index.refresh(world().correctors[1], progress=fail)
+        assert held(index) == ({str(row): row for row in FIRST}, 0)
+        if isinstance(index.backend, FolderBackend):
+            with pytest.raises(OSError, match="mine"):
+                index.search(world().queries, filter=fail)
+
+
+@parametrize(CASES)
+def test_confidence_is_that_of_the_hits_on_every_engine(case, tmp_path):
+    made = world()
+    names = {"queries": made.queries, "gallery": made.items[list(FIRST)]}
+    with build(case, tmp_path) as index:
+        for options in ({}, {"weight": 0.1}, {"filter": case.filter}):
+            hits = index.search(made.queries, **options)
+            naive = reference.confidence(hits.scores)
+            np.testing.assert_allclose(hits.confidence, naive, atol=1e-6)
+            few = index.search(made.queries, k=1, **options)
+            np.testing.assert_array_equal(few.confidence, hits.confidence)
+            assert repr(few) == f"Hits({len(made.queries)} queries, k=1)"
+        if case.recall == 1:
+            exact = nnnorm.search(**names, bias=made.correctors[0].bias_for(names["gallery"]))
+            found = index.search(made.queries, k=2).confidence
+            np.testing.assert_allclose(found, exact.confidence, atol=4e-5)
+        bound = float(np.median(hits.confidence))
+        below = hits.confidence < bound
+        options |= {"min_confidence": bound, "with_metadata": True}
+        some = index.search(made.queries, k=3, **options)
+        np.testing.assert_array_equal(some.confidence, hits.confidence)
+        assert (some.scores[below] == -np.inf).all()
+        assert (some.ids[below] == "").all()
+        np.testing.assert_array_equal(some.ids[~below], hits.ids[~below, :3])
+        assert [len(row) for row in some.metadata] == np.where(below, 0, 3).tolist()
 
 
 @parametrize(CASES)
@@ -226,7 +202,7 @@ def test_mistakes_are_one_sentence_and_change_nothing(case, tmp_path):
     made = world()
     with build(case, tmp_path) as index:
         for act, message in [
-            (lambda: build_index(index.backend, made.items, made.correctors[0]), "exists already"),
+            (lambda: build_index(index.backend, made.items, made.correctors[0]), "already exists"),
             (lambda: index.add(made.items[:1], ids=["3"]), "has the id '3' already; use upsert"),
             (lambda: index.add(made.items[:2], ids=["a", "a"]), "must be unique"),
             (lambda: index.add(made.items[:1]), "new items need ids"),
@@ -234,7 +210,7 @@ def test_mistakes_are_one_sentence_and_change_nothing(case, tmp_path):
             (lambda: index.add(made.items[:1, :5], ids=["a"]), "must share dim"),
             (lambda: index.add(made.items[:1], ids=[7]), "are text; got whole numbers"),
             (lambda: index.delete(["3", "none"]), "has no item 'none'; nothing was deleted"),
-            (lambda: index.search(made.queries, k=0), "k must be a whole number from 1"),
+            (lambda: index.search(made.queries, k=0), "k must be a whole number of at least 1"),
             (lambda: index.search(made.queries[:, :5]), "must share dim"),
             (lambda: index.search(made.queries, filter=3.5), "filter|engine reports"),
             (
@@ -390,6 +366,82 @@ def test_a_refresh_that_fails_leaves_the_index_as_it_was(case, tmp_path, monkeyp
         assert len(index.backend.versions()) == 2
 
 
+@parametrize(CASES)
+def test_a_write_that_fails_is_undone_or_repeated(case, tmp_path, monkeypatch):
+    made, (rows, given) = world(), arguments(MORE)
+    with build(case, tmp_path) as index:
+        add = index.backend.add
+
+        def fail(*written):
+            add(*written)
+            raise OSError("the disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(index.backend, "add", fail)
+            with pytest.raises(nnnorm.NNNormError, match="the disk is full"):
+                index.add(rows, **given)
+        if index.backend.atomic_writes:
+            stored = set(held(index)[0].values())
+            assert stored in ({*FIRST}, {*FIRST, *MORE})
+            check(case, index.search(made.queries), stored, 0)
+        index.upsert(rows, **given)
+        assert held(index) == ({str(row): row for row in (*FIRST, *MORE)}, 0)
+        check(case, index.search(made.queries), {*FIRST, *MORE}, 0)
+
+
+class Recorder:
+    """Options that know which of them were read."""
+
+    def __init__(self, options):
+        self.given, self.seen = options, set()
+
+    def __getattr__(self, name):
+        self.seen.add(name)
+        return getattr(self.given, name)
+
+
+@parametrize(CASES)
+def test_an_index_keeps_the_options_that_it_was_created_with(case, tmp_path):
+    """An option that a build reads names the place, or is of this call, or is stored."""
+    backend, (rows, given) = open_backend(case.at(tmp_path)), arguments(FIRST)
+    recorder = backend.options = Recorder(backend.options)
+    with build_index(backend, rows, world().correctors[0], mode=case.mode, **given) as index:
+        of_the_call = {"table", "collection", "host", "options", "threads"}
+        assert recorder.seen <= {*backend.created_by} | of_the_call
+        backend.options = recorder.given
+        place = getattr(backend, "_client", None) or backend.place
+        if place:
+            named = {name: getattr(backend.options, name, None) for name in of_the_call}
+            again = type(backend)(place, **{name: own for name, own in named.items() if own})
+            assert CorrectedIndex(again).backend.created == index.backend.created
+            assert (again.is_exact, again.metric) == (backend.is_exact, backend.metric)
+
+
+@parametrize(CASES)
+def test_an_index_that_calls_itself_exact_finds_all_with_the_narrowest_search(case, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(3000, DIM)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    made, url = world(), case.at(tmp_path)
+    narrow = {
+        one.name: one.metadata["bounds"][0]
+        for one in dataclasses.fields(load_engine(case.engine).options_type)
+        if one.name in ("links", "ef", "ef_construction", "probes")
+    }
+    kept = re.sub(rf"[&?]({'|'.join(narrow)})=\d+", "", url) if narrow else url
+    for name, least in narrow.items():
+        kept += f"{'&' if '?' in kept else '?'}{name}={least}"
+    with build_index(kept, rows, made.correctors[0], mode=case.mode) as index:
+        if index.backend.is_exact:
+            assert verify_index(index, made.queries).recall == 1
+
+
+def test_every_engine_has_a_case_and_a_benchmark():
+    assert {case.engine for case in CASES} == set(REGISTERED)
+    text = Path(__file__).parents[2].joinpath("benchmarks", "engines.py").read_text("utf-8")
+    assert [name for name in REGISTERED if f'"{name}' not in text] == []
+
+
 @parametrize(ENGINES)
 def test_another_process_that_writes_during_a_refresh_stops_it(case, tmp_path, monkeypatch):
     made = world()
@@ -442,8 +494,8 @@ def test_items_of_a_corrector_are_rejected_if_the_index_is_refreshed_meanwhile(
     made, bias_for = world(), nnnorm.Corrector.bias_for
     with build(CASES[0], tmp_path) as index:
 
-        def refresh_afterwards(corrector, items):
-            found = bias_for(corrector, items)
+        def refresh_afterwards(*given, **options):
+            found = bias_for(*given, **options)
             monkeypatch.undo()
             index.refresh(made.correctors[1])
             return found

@@ -1,5 +1,6 @@
 """Copies of collections that an application made with the engine's own client, and `rerank`."""
 
+import contextlib
 import sqlite3
 
 import numpy as np
@@ -7,7 +8,7 @@ import psycopg
 import pytest
 
 import nnnorm
-from nnnorm.index import copy_index
+from nnnorm.index import ENGINES, copy_index
 from nnnorm.index.engines.pgvector import PgvectorBackend
 from tests import servers
 from tests.index.engines import DIM, FIRST, expected, world
@@ -20,23 +21,33 @@ def rows():
     return world().items[list(FIRST)]
 
 
+def faiss_file(folder):
+    import faiss
+
+    index = faiss.index_factory(DIM, "IDMap2,Flat", faiss.METRIC_INNER_PRODUCT)
+    ids = np.array(FIRST) * 3 - 5
+    index.add_with_ids(rows(), ids)
+    faiss.write_index(index, str(folder / "mine.faiss"))
+    return f"faiss:{folder}/mine.faiss", ids.tolist(), None
+
+
 def hnswlib_file(folder):
     import hnswlib
 
     index = hnswlib.Index(space="ip", dim=DIM)
     index.init_index(max_elements=len(FIRST))
-    index.add_items(rows(), list(FIRST))
+    index.add_items(rows(), YEARS)
     index.save_index(str(folder / "mine.hnsw"))
-    return f"hnswlib:{folder}/mine.hnsw?dim={DIM}", list(FIRST), None
+    return f"hnswlib:{folder}/mine.hnsw?dim={DIM}", YEARS, None
 
 
 def usearch_file(folder):
     from usearch.index import Index
 
     index = Index(ndim=DIM, metric="ip", dtype="f32")
-    index.add(np.arange(len(FIRST)), rows())
+    index.add(np.array(YEARS), rows())
     index.save(str(folder / "mine.usearch"))
-    return f"usearch:{folder}/mine.usearch", list(FIRST), None
+    return f"usearch:{folder}/mine.usearch", YEARS, None
 
 
 def sqlite_table(folder):
@@ -55,6 +66,17 @@ def sqlite_table(folder):
     connection.commit()
     connection.close()
     url = f"sqlite:{folder}/shop.db?table=shop&id=name&embedding=clip"
+    return url, NAMES, [{"year": year} for year in YEARS]
+
+
+def duckdb_table(folder):
+    import duckdb
+
+    with duckdb.connect(folder / "shop.duckdb") as connection:
+        connection.execute(f"CREATE TABLE shop (id VARCHAR, clip FLOAT[{DIM}], year INTEGER)")
+        given = zip(NAMES, rows().tolist(), YEARS, strict=True)
+        connection.executemany("INSERT INTO shop VALUES (?, ?, ?)", list(map(list, given)))
+    url = f"duckdb:{folder}/shop.duckdb?table=shop&embedding=clip"
     return url, NAMES, [{"year": year} for year in YEARS]
 
 
@@ -124,25 +146,30 @@ def milvus_collection(folder):
     return f"milvus:{folder}/milvus.db?collection=shop", list(FIRST), entries
 
 
+MAKERS = {
+    "faiss": faiss_file,
+    "hnswlib": hnswlib_file,
+    "usearch": usearch_file,
+    "sqlite": sqlite_table,
+    "duckdb": duckdb_table,
+    "pgvector": pgvector_table,
+    "lancedb": lancedb_table,
+    "qdrant": qdrant_collection,
+    "chroma": chroma_collection,
+    "milvus": milvus_collection,
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "make",
-    [
-        hnswlib_file,
-        usearch_file,
-        sqlite_table,
-        pgvector_table,
-        lancedb_table,
-        qdrant_collection,
-        chroma_collection,
-        milvus_collection,
-    ],
-    ids=lambda make: make.__name__,
-)
-def test_a_collection_of_an_application_is_copied_with_its_metadata(make, tmp_path):
-    source, ids, entries = make(tmp_path)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_collection_of_an_application_is_copied_with_its_metadata(engine, tmp_path):
+    source, ids, entries = MAKERS[engine](tmp_path)
     made = world()
-    with copy_index(source, "faiss:", made.correctors[0]) as copy:
+    has_dates = "at" in (entries or [{}])[0]
+    told = pytest.warns(nnnorm.NNNormWarning, match="60 values .* aren't JSON, such as datetime")
+    with told if has_dates else contextlib.nullcontext():
+        copied = copy_index(source, "faiss:", made.correctors[0])
+    with copied as copy:
         order = np.argsort(np.concatenate([part.ids for part in copy.scan()]))
         found = [entry for part in copy.scan() for entry in part.metadata]
         wanted = entries or [{}] * len(ids)

@@ -70,12 +70,12 @@ def test_a_table_in_a_schema(connection):
     index = build(connection, table="shop.photos")
     index.refresh(world().correctors[1])
     assert held(index)[1] == 1
-    with pytest.raises(nnnorm.NNNormError, match="exists already"):
+    with pytest.raises(nnnorm.NNNormError, match="already exists"):
         build(connection, table="shop.photos")
 
 
 def test_a_table_of_the_application_is_not_replaced(connection):
     connection.execute("CREATE TABLE photos (id int)")
     connection.commit()
-    with pytest.raises(nnnorm.NNNormError, match="exists already"):
+    with pytest.raises(nnnorm.NNNormError, match="already exists"):
         build(connection)

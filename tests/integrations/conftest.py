@@ -38,20 +38,25 @@ def case(request):
     )
 
 
+def search(case, texts, *, k=10, weight=None):
+    """The exact search."""
+    rows = embed_all(texts)
+    return nnnorm.search(
+        embed_all(case.queries),
+        rows,
+        case.corrector.bias_for(rows),
+        k=k,
+        weight=weight,
+        normalize=case.corrector.normalize,
+    )
+
+
 @pytest.fixture
 def exact(case):
     """Return the function that ranks texts by the exact search."""
 
-    def rank(texts, *, k=10, weight=None):
-        rows = embed_all(texts)
-        found = nnnorm.search(
-            embed_all(case.queries),
-            rows,
-            case.corrector.bias_for(rows),
-            k=k,
-            weight=weight,
-            normalize=case.corrector.normalize,
-        )
+    def rank(texts, **options):
+        found = search(case, texts, **options)
         return [[texts[row] for row in hits] for hits in found.indices]
 
     return rank

@@ -3,16 +3,20 @@
 import pytest
 
 from nnnorm import NNN, Corrector, NNNormError
-from tests.integrations.conftest import embed, embed_all, kind_of
+from tests.integrations.conftest import embed, embed_all, kind_of, search
 
 pytestmark = pytest.mark.slow
 
-from haystack import Document, Pipeline  # noqa: E402
+from haystack import Document, Pipeline, default_from_dict  # noqa: E402
 from haystack.components.retrievers import InMemoryEmbeddingRetriever  # noqa: E402
 from haystack.components.writers import DocumentWriter  # noqa: E402
 from haystack.document_stores.in_memory import InMemoryDocumentStore  # noqa: E402
 
-from nnnorm.integrations.haystack import DocumentCorrector, QueryCorrector  # noqa: E402
+from nnnorm.integrations.haystack import (  # noqa: E402
+    ConfidenceRater,
+    DocumentCorrector,
+    QueryCorrector,
+)
 
 # Haystack loads only its own components, and those of modules that the caller trusts.
 TRUSTED = ["nnnorm.integrations.haystack"]
@@ -64,10 +68,28 @@ def test_the_store_ranks_as_the_exact_search_does(case, exact, store):
     assert ask(query_pipeline(store, case.corrector), case) == exact(case.texts)
 
 
-def test_so_it_does_with_a_filter(case, exact, store):
-    rare = [text for text in case.texts if kind_of(text) == "rare"]
-    filters = {"field": "meta.kind", "operator": "==", "value": "rare"}
-    assert ask(query_pipeline(store, case.corrector), case, filters=filters) == exact(rare)
+def test_documents_have_the_confidence_of_the_exact_search(case, store, tmp_path):
+    path = tmp_path / "corrector.safetensors"
+    case.corrector.save(path)
+    pipeline = query_pipeline(store, path, weight=0.5)
+    similarity = store.embedding_similarity_function
+    pipeline.add_component("rater", ConfidenceRater(path, similarity))
+    pipeline.connect("retriever.documents", "rater.documents")
+    pipeline.connect("corrector.embedding", "rater.embedding")
+    exact = search(case, case.texts, weight=0.5).confidence
+    for query, expected in zip(case.queries, exact, strict=True):
+        done = pipeline.run({"corrector": {"embedding": embed(query)}})["rater"]
+        found = [document.meta["confidence"] for document in done["documents"]]
+        assert found == pytest.approx([expected] * 10, abs=1e-4)
+        assert done["confidence"] == found[0]
+    rater = pipeline.get_component("rater")
+    assert rater.run([], embed("what")) == {"documents": [], "confidence": None}
+    again = default_from_dict(ConfidenceRater, rater.to_dict())
+    assert again.similarity == similarity
+    with pytest.raises(NNNormError, match="needs the score of every hit"):
+        rater.run(documents(["text 1"]), QueryCorrector(path).run(embed("what"))["embedding"])
+    with pytest.raises(NNNormError, match="must be 'cosine' or 'dot_product'; got 'l2'"):
+        ConfidenceRater(path, "l2")
 
 
 def test_so_it_does_with_documents_that_come_later(case, exact, store):
@@ -135,25 +157,3 @@ def test_a_document_without_an_embedding_is_named(case):
     given = [*documents(["text 1"]), Document(id="bare", content="text 2")]
     with pytest.raises(NNNormError, match="bare has none; put a document embedder before"):
         DocumentCorrector(case.corrector).run(given)
-
-
-def test_documents_that_are_extended_already_are_rejected(case):
-    done = DocumentCorrector(case.corrector).run(documents(case.texts))["documents"]
-    with pytest.raises(NNNormError, match="18 and 16"):
-        DocumentCorrector(case.corrector).run(done)
-
-
-@pytest.mark.parametrize(
-    ("given", "answer"),
-    [("nowhere.safetensors", "there is no corrector file"), (3, "must be a Corrector, .*got int")],
-)
-def test_what_is_no_corrector_is_rejected(given, answer):
-    for made in (DocumentCorrector, QueryCorrector):
-        with pytest.raises(NNNormError, match=answer):
-            made(given)
-
-
-@pytest.mark.parametrize("weight", ["0.5", float("nan"), True])
-def test_a_weight_that_is_no_number_is_rejected(case, weight):
-    with pytest.raises(NNNormError, match="weight must be"):
-        QueryCorrector(case.corrector, weight=weight)

@@ -2,10 +2,11 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from nnnorm import NNNormError
-from tests.integrations.conftest import embed, embed_all, kind_of
+from tests.integrations.conftest import embed, embed_all, kind_of, search
 
 pytestmark = pytest.mark.slow
 
@@ -13,7 +14,7 @@ from langchain_core.documents import Document  # noqa: E402
 from langchain_core.embeddings import Embeddings  # noqa: E402
 from langchain_core.vectorstores import InMemoryVectorStore  # noqa: E402
 
-from nnnorm.integrations.langchain import CorrectedEmbeddings  # noqa: E402
+from nnnorm.integrations.langchain import CorrectedEmbeddings, search_with_confidence  # noqa: E402
 
 
 class Model(Embeddings):
@@ -42,6 +43,26 @@ def ask(store, case, k=10, **options):
 def test_the_store_ranks_as_the_exact_search_does(case, exact):
     assert ask(fill(case), case) == exact(case.texts)
     assert exact(case.texts) != exact(case.texts, weight=0)  # so there is something to correct
+
+
+@pytest.mark.parametrize("weight", [None, 0.25])
+def test_hits_have_the_confidence_of_the_exact_search(case, weight):
+    store = fill(case, weight=weight)
+    exact = search(case, case.texts, weight=weight).confidence
+    hits = [search_with_confidence(store, query, k=3) for query in case.queries]
+    found = [[hit.metadata["confidence"] for hit in some] for some in hits]
+    np.testing.assert_allclose(found, np.tile(exact[:, None], 3), atol=1e-4)
+    assert hits[0][0].metadata["kind"] == kind_of(hits[0][0].page_content)
+    assert "confidence" not in store.similarity_search(case.queries[0])[0].metadata
+    rare = [text for text in case.texts if kind_of(text) == "rare"]
+    (hit, *_) = search_with_confidence(
+        store, case.queries[0], filter=lambda one: one.metadata["kind"] == "rare"
+    )
+    expected = search(case, rare, weight=weight).confidence[0]
+    assert hit.metadata["confidence"] == pytest.approx(expected, abs=1e-4)
+    assert search_with_confidence(store, "what", filter=lambda one: False) == []
+    with pytest.raises(NNNormError, match="are CorrectedEmbeddings; got Model"):
+        search_with_confidence(InMemoryVectorStore(Model()), "what")
 
 
 def test_so_it_does_with_a_filter(case, exact):
@@ -86,15 +107,6 @@ def test_a_corrector_may_be_its_path_and_what_is_no_corrector_is_rejected(case, 
     assert loaded.corrector.fingerprint == case.corrector.fingerprint
     with pytest.raises(NNNormError, match=r"must be a Corrector, .*; got int.*Corrector\.fit"):
         CorrectedEmbeddings(Model(), 3)
-
-
-def test_embeddings_of_another_width_are_rejected(case):
-    class Wider(Model):
-        def embed_documents(self, texts):
-            return [[*embed(text), 0.5] for text in texts]
-
-    with pytest.raises(NNNormError, match="17 and 16"):
-        CorrectedEmbeddings(Wider(), case.corrector).embed_documents(["text"])
 
 
 @pytest.mark.parametrize("weight", ["0.5", float("nan"), True])

@@ -6,18 +6,17 @@ import pickle
 import pytest
 
 from nnnorm import NNN, Corrector, NNNormError
-from tests.integrations.conftest import embed, embed_all, kind_of
+from tests.integrations.conftest import embed, embed_all, kind_of, search
 
 pytestmark = pytest.mark.slow
 
 from llama_index.core import VectorStoreIndex  # noqa: E402
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: E402
 from llama_index.core.ingestion import IngestionPipeline  # noqa: E402
-from llama_index.core.schema import TextNode  # noqa: E402
+from llama_index.core.schema import MetadataMode, TextNode  # noqa: E402
 from llama_index.core.storage.kvstore import SimpleKVStore  # noqa: E402
-from llama_index.core.vector_stores import MetadataFilter, MetadataFilters  # noqa: E402
 
-from nnnorm.integrations.llama_index import CorrectedEmbedding  # noqa: E402
+from nnnorm.integrations.llama_index import ConfidenceRater, CorrectedEmbedding  # noqa: E402
 
 
 class Model(BaseEmbedding):
@@ -53,10 +52,20 @@ def test_the_store_ranks_as_the_exact_search_does(case, exact):
     assert ask(fill(case), case) == exact(case.texts)
 
 
-def test_so_it_does_with_a_filter(case, exact):
-    rare = [text for text in case.texts if kind_of(text) == "rare"]
-    filters = MetadataFilters(filters=[MetadataFilter(key="kind", value="rare")])
-    assert ask(fill(case), case, filters=filters) == exact(rare)
+def test_nodes_have_the_confidence_of_the_exact_search(case):
+    index = fill(case)
+    rater = ConfidenceRater(model=CorrectedEmbedding(Model(), case.corrector))
+    retriever = index.as_retriever(similarity_top_k=10)
+    for query, exact in zip(case.queries, search(case, case.texts).confidence, strict=True):
+        plain = retriever.retrieve(query)
+        rated = rater.postprocess_nodes(plain, query_str=query)
+        found = [hit.metadata["confidence"] for hit in rated]
+        assert found == pytest.approx([exact] * 10, abs=1e-4)
+        assert [hit.text for hit in rated] == [hit.text for hit in plain]
+        assert "confidence" not in rated[0].node.get_content(MetadataMode.LLM)
+        assert "confidence" not in plain[0].metadata
+    with pytest.raises(NNNormError, match="pass query_bundle or query_str"):
+        rater.postprocess_nodes(plain)
 
 
 def test_so_it_does_with_texts_that_come_later(case, exact):
@@ -96,7 +105,7 @@ def test_batches_are_those_of_the_model_unless_they_are_given(case):
 
 
 def test_a_cache_that_mixes_both_sides_is_rejected(case):
-    with pytest.raises(NNNormError, match="give the cache to the model inside"):
+    with pytest.raises(NNNormError, match="set the cache on the inner model"):
         CorrectedEmbedding(Model(), case.corrector, embeddings_cache=SimpleKVStore())
     inside = CorrectedEmbedding(Model(embeddings_cache=SimpleKVStore()), case.corrector)
     stored, asked = inside.get_text_embedding("text"), inside.get_query_embedding("text")
@@ -123,16 +132,3 @@ def test_a_pickled_copy_gives_the_same_vectors(case):
     copy = pickle.loads(pickle.dumps(corrected))
     for name in ("get_text_embedding", "get_query_embedding"):
         assert getattr(copy, name)("text") == getattr(corrected, name)("text")
-
-
-def test_what_is_no_corrector_is_rejected(case):
-    with pytest.raises(NNNormError, match=r"corrector must be a Corrector, .*; got NoneType"):
-        CorrectedEmbedding(Model(), None)
-    with pytest.raises(NNNormError, match=r"corrector must be a Corrector, .*; got Model"):
-        CorrectedEmbedding(case.corrector, Model())
-
-
-@pytest.mark.parametrize("weight", ["0.5", float("nan"), True])
-def test_a_weight_that_is_no_number_is_rejected(case, weight):
-    with pytest.raises(NNNormError, match="weight must be"):
-        CorrectedEmbedding(Model(), case.corrector, weight=weight)

@@ -1,15 +1,13 @@
 """The index backend of MTEB: by its protocol alone, and within MTEB where it is installed."""
 
 import json
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import nnnorm
 from nnnorm import Corrector, NNNormError
-from nnnorm.integrations.mteb import CorrectedIndex
+from nnnorm.integrations.mteb import CorrectedIndex, name_model
 from tests.integrations.conftest import embed_all
 
 IDS = [f"d{row}" for row in range(80)]
@@ -82,6 +80,8 @@ def test_a_function_is_fitted_to_each_corpus_again(case, exact):
         index.add_documents(embed_all(texts), IDS[: len(texts)])
         _, rows = ask(index, case)
         assert [[texts[row] for row in hits] for hits in rows] == exact(texts)
+        with pytest.raises(NNNormError, match="add all documents at once"):
+            index.add_documents(embed_all(case.texts[:1]), ["later"])
         index.clear()
     assert fitted == [60, 20]
 
@@ -196,9 +196,24 @@ def test_mteb_ranks_candidates_as_the_exact_search_does(found_by_mteb, case, exa
         assert hits == [text for text in wanted if text in given]
 
 
+def test_a_function_needs_a_revision(case):
+    with pytest.raises(NNNormError, match="name how it does so with revision="):
+        name_model(None, lambda corpus: case.corrector)
+
+
 @pytest.mark.slow
-def test_the_lines_about_mteb_in_the_docs_run(mteb, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    exec("\n".join([blocks[0], *(block for block in blocks if "import mteb" in block)]), {})
+def test_results_are_stored_under_a_name_of_their_own(mteb, model, task, case, tmp_path):
+    named = name_model(model, case.corrector)
+    print_of = case.corrector.fingerprint[:16]
+    assert named.mteb_model_meta.name == "tests/model+nnnorm"
+    assert named.mteb_model_meta.revision.endswith(f"nnnorm-{print_of}")
+    assert named.mteb_model_meta.adapted_from == model.mteb_model_meta.name == "tests/model"
+    cache = mteb.ResultCache(tmp_path / "results")
+    for one in (model, named):
+        result = mteb.evaluate(one, task(), cache=cache, co2_tracker=False)
+        assert result.model_name == one.mteb_model_meta.name
+    stored = sorted(path.parent.name for path in tmp_path.rglob("Texts.json"))
+    assert len(stored) == 2
+    assert any(print_of in name for name in stored)
+    fitted = name_model(model, lambda corpus: case.corrector, revision="train-queries-1")
+    assert fitted.mteb_model_meta.revision.endswith("nnnorm-train-queries-1")

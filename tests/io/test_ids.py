@@ -15,14 +15,11 @@ def test_ids_are_whole_numbers_or_strings(ids):
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (["a", 1], "ids of photos mix whole numbers and strings (such as 'a'); give all of them"),
+        (["a", 1], "ids of photos mix whole numbers and strings (such as 'a'); pass all of them"),
         (["a", "a"], "ids of photos must be unique, but a occurs at positions 0 and 1; give each"),
-        ([5, 5], "ids of photos must be unique, but 5 occurs at positions 0 and 1; give each item"),
         ([0.5, 1.5], "ids must be one whole number or string per item of photos; got 0.5"),
-        (["a", None], "ids must be one whole number or string per item of photos; got "),
         ([True, False], "ids must be one whole number or string per item of photos; got True"),
         ([1, 2, 3], "per item of photos, shape (2,); got shape (3,)"),
-        (np.eye(2), "per item of photos, shape (2,); got shape (2, 2)"),
         ([1, 2**63], "ids of photos must fit in 64 bits with a sign"),
         (np.array([1, 2**63], dtype=np.uint64), "ids of photos must fit in 64 bits with a sign"),
     ],

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import nnnorm
 from nnnorm.embeddings import open_embeddings
-from nnnorm.errors import NNNormWarning
+from nnnorm.errors import NNNormWarning, quiet
 from tests.io.matrices import VALUES, nonzero_rows, patient, refusal, small_blocks
 
 # Normalizing: explicit, never silent
@@ -83,7 +83,7 @@ def test_the_warning_of_norms_points_at_the_line_of_the_caller():
 def test_rows_that_are_normalized_already_can_t_be_opened_raw():
     opened = open_embeddings(2 * np.eye(2), name="gallery", normalize=True)
     assert refusal(opened, normalize=False) == (
-        "the rows of gallery are normalized already, but normalize is False; leave out normalize, "
+        "the rows of gallery are already normalized, but normalize is False; leave out normalize, "
         "or open the original array or path again"
     )
 
@@ -110,3 +110,22 @@ def test_what_was_opened_is_not_warned_of_again(no_warnings):
     opened = open_embeddings(VALUES, normalize=False)
     open_embeddings(open_embeddings(opened, name="gallery"), name="queries")
     opened.subset(np.arange(3))
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e-12, 1e-6, 1e6, 1e12, 1e15, 1e18])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_rows_of_any_scale_fit_as_rows_of_about_one(scale, normalize):
+    rng = np.random.default_rng(0)
+    gallery, references, queries = (rng.normal(size=(n, 16)) for n in (300, 500, 20))
+    found = []
+    for factor in (1.0, scale):
+        rows = [(some * factor).astype(np.float32) for some in (gallery, references, queries)]
+        with quiet():
+            bias = nnnorm.NNN().fit(*rows[:2], normalize=normalize)
+            hits = nnnorm.search(rows[2], rows[0], bias, k=10, normalize=normalize).indices
+        values = bias.values.astype(np.float64) / (1 if normalize else factor**2)
+        numbers = {name: bias.params[name] for name in ("alpha", "reference_k", "spread")}
+        found.append((values, hits, numbers))
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-5)
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+    assert found[0][2] == pytest.approx(found[1][2], rel=1e-4)

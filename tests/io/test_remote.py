@@ -2,6 +2,9 @@
 
 import io
 import sys
+import threading
+import traceback
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 
 from nnnorm import NNNormError, open_embeddings
 from nnnorm.errors import MissingExtraError
+from tests.command import run
 
 ROWS = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
 
@@ -80,9 +84,9 @@ def test_parquet_files_that_fill_the_memory_are_unpacked_to_disk(tmp_path, monke
 def test_what_is_not_there_or_is_cut_short_is_named(memory):
     memory.pipe_file("/set/img_emb_0.npy", npy(ROWS)[:-9])
     for url, words in {
-        "memory://set": "is it cut short",
+        "memory://set": "is it truncated",
         "memory://none.npy": r"gallery \(memory://none.npy\): there is no such file",
-        "memory://set/*.parquet": "no file matches the pattern",
+        "memory://set/*.parquet": "there is no such file",
         "nosuch://bucket/x.npy": "nosuch://bucket/x.npy can't be reached .*Protocol not known",
     }.items():
         with pytest.raises(NNNormError, match=words):
@@ -99,3 +103,73 @@ def test_without_fsspec_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'nnnorm\[remote\]'"):
         open_embeddings("memory://gallery.npy")
+
+
+@pytest.mark.parametrize("name", ["part[1].npy", "a?b.npy", "a*.npy"])
+def test_a_file_with_the_name_of_a_pattern_is_that_file(memory, name):
+    memory.pipe_file("/set/part1.npy", npy(ROWS[:3]))
+    memory.pipe_file("/set/axb.npy", npy(ROWS[:3]))
+    memory.pipe_file(f"/set/{name}", npy(ROWS))
+    assert len(open_embeddings(f"memory://set/{name}")) == len(ROWS)
+
+
+@pytest.fixture
+def website():
+    """A server on this machine that has /set/gallery.npy for those who know the signature."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            is_there = self.path == f"/set/gallery.npy?X-Amz-Expires=9&X-Amz-Signature={SECRET}"
+            body = npy(ROWS) if is_there else b""
+            self.send_response(200 if is_there else 403)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    pytest.importorskip("aiohttp")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/set"
+        server.shutdown()
+
+
+SECRET = "Hunter2x"
+SIGNED = [
+    f"gallery.npy?X-Amz-Expires=8&X-Amz-Signature={SECRET}",
+    f"gallery.npy?sv=2024&sig={SECRET}%3D&se=1",
+    f"none.npy?token={SECRET}",
+    f"?api_key={SECRET}",
+]
+
+
+def test_a_signed_url_is_one_file_and_not_a_pattern(website):
+    url = f"{website}/gallery.npy?X-Amz-Expires=9&X-Amz-Signature={SECRET}"
+    for source in (url, Path(url)):
+        found = open_embeddings(source, name="gallery")
+        assert found.fingerprint == open_embeddings(ROWS).fingerprint
+        assert SECRET not in found.name
+
+
+@pytest.mark.parametrize("rest", SIGNED)
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_no_message_shows_a_signature(website, rest, debug):
+    result = run("info", f"{website}/{rest}", *debug)
+    assert result.exit_code == 1
+    assert "can't be reached" in result.stderr or "there is no such file" in result.stderr
+    assert SECRET not in result.output
+    with pytest.raises(NNNormError) as caught:
+        open_embeddings(f"{website}/{rest}", name="gallery")
+    assert SECRET not in "".join(traceback.format_exception_only(caught.value))
+    assert caught.value.__cause__ is None
+
+
+def test_what_is_printed_for_people_masks_the_secrets_of_urls(website, tmp_path):
+    url = f"{website}/gallery.npy?X-Amz-Expires=9&X-Amz-Signature={SECRET}"
+    output = tmp_path / "bias.safetensors"
+    result = run("fit", "--gallery", url, "--references", url, "-o", output, "--json")
+    for shown in (result, run("info", url), run("fit", f"--gallery={url}", f"--x={url}")):
+        assert SECRET not in shown.output
+        assert "gallery.npy" in shown.output or shown.exit_code != 1

@@ -1,17 +1,16 @@
 import numpy as np
 import pytest
 
-from nnnorm import NNN, NNNormError, NNNormWarning, open_embeddings
+from nnnorm import NNN, NNNormError, NNNormWarning
 from nnnorm.embeddings import open_matrix
 from nnnorm.methods import Statistics
-from nnnorm.methods.automatic import Evidence, choose_alpha, choose_reference_k, measure
-from nnnorm.scoring import Matrix
+from nnnorm.methods.nnn import Evidence, choose_alpha, choose_reference_k, measure
 from tests import reference
 
 
 def reliability(scores, reference_k, **options):
-    scores = Matrix(open_matrix(scores, name="scores"))
-    return measure(scores, scores, reference_k, **options).reliability
+    statistics = Statistics(open_matrix(scores, name="scores"), **options)
+    return measure(statistics, reference_k, False).reliability
 
 
 @pytest.mark.parametrize(
@@ -112,15 +111,6 @@ def test_explicit_numbers_are_the_paper_on_a_bank_with_copies(rng, method):
     assert "n_unique" not in bias.params
 
 
-def test_automatic_settings_count_copies_once(rng):
-    gallery, references = cloud(rng, 50), cloud(rng, 100)
-    once = NNN().fit(gallery, references)
-    repeated = NNN().fit(gallery, np.repeat(references, 5, axis=0))
-    np.testing.assert_allclose(repeated.values, once.values, atol=1e-6)
-    assert repeated.weight == once.weight
-    assert repeated.n_references == 500
-
-
 def test_the_printed_setting_reproduces_the_bias(rng):
     gallery, references = cloud(rng, 200), np.repeat(cloud(rng, 300), 2, axis=0)
     automatic = NNN().fit(gallery, references)
@@ -152,22 +142,6 @@ def test_a_normalised_float16_gallery_on_disk_is_centred_as_it_is_read(rng, tmp_
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     expected = reference.m_k((unit - unit.mean(axis=0)) @ references.T, 16)
     np.testing.assert_allclose(bias.values, expected, atol=1e-5)
-
-
-def test_ready_scores_are_centred_by_the_mean_of_each_reference(rng):
-    gallery, references = cloud(rng, 90), cloud(rng, 400)
-    ready = NNN(16, 0.5, center=True).fit_scores(gallery @ references.T)
-    direct = NNN(16, 0.5, center=True).fit(gallery, references)
-    np.testing.assert_allclose(ready.values, direct.values, atol=1e-6)
-
-
-def test_a_centre_may_be_given_so_that_new_items_get_the_numbers_of_a_whole_fit(rng):
-    gallery, references = open_embeddings(cloud(rng, 90)), open_embeddings(cloud(rng, 400))
-    whole = Statistics.of_embeddings(gallery, references)
-    settled, _ = NNN().resolve(whole)
-    some = np.array([3, 80])
-    new = Statistics.of_embeddings(gallery.subset(some), references, center=whole.center)
-    np.testing.assert_allclose(settled.values(new), settled.values(whole)[some], atol=1e-6)
 
 
 def test_mismatched_past_queries_are_warned_of_and_change_little(rng):

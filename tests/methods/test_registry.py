@@ -90,11 +90,3 @@ def test_a_method_is_a_plain_frozen_record(name):
 def test_a_misspelt_argument_is_answered_with_the_right_one():
     with pytest.raises(NNNormError, match="NNN has no argument 'k'; did you mean 'reference_k'"):
         nnnorm.NNN(k=128)
-
-
-def test_fit_normalises_where_it_is_asked_to(small):
-    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True)
-            for rows in (small.gallery, small.references)]  # fmt: skip
-    expected = nnnorm.CSLS(3).fit(*unit).values
-    found = nnnorm.CSLS(3).fit(small.gallery, small.references, normalize=True).values
-    np.testing.assert_allclose(found, expected, atol=1e-6)

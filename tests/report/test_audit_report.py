@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from nnnorm import Bias
-from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.groups import Line, audit
+from nnnorm.evaluation.results import Interval
 from nnnorm.report import plot_audit, tabulate_audit
+from tests.evaluation.test_audit import run as audit_visogender
 from tests.made import make_visogender
 
 
@@ -15,17 +16,7 @@ def found():
     made = make_visogender()
     values = np.zeros(230)
     values[made.hubs] = 1000
-    return audit(
-        made.queries,
-        made.gallery,
-        Bias(values, 1.0, "nnn"),
-        groups=made.genders,
-        ks=(6, 10),
-        difference=("masculine", "feminine"),
-        target="equal",
-        labels=made.occupations,
-        query_labels=made.asked,
-    )
+    return audit_visogender(made, Bias(values, 1.0, "nnn"))
 
 
 def test_the_means_come_with_intervals_and_with_what_they_do_not_show(found):
@@ -49,7 +40,7 @@ def test_a_terminal_of_80_columns_shows_before_and_change(found, capsys, monkeyp
 
 def test_a_change_in_the_last_bits_is_no_change_below_zero(found):
     line = Line("bias@6", *[Interval(-1e-17, -0.0, 0.2)] * 3)
-    means, _ = tabulate_audit(replace(found, lines=(line,)))
+    means, _ = tabulate_audit(replace(found, means=(line,)))
     assert means.rows[0][1:] == (*["0.000 [0.000, 0.200]"] * 2, "+0.000 [0.000, 0.200]")
 
 

@@ -65,7 +65,7 @@ def test_a_tuned_setting_is_called_so(found):
 def test_no_correction_has_a_reason(found):
     left = {"recommended": None, "verdict": "leave"}
     harm = with_gains(found, LOSS, **left)
-    assert "Verdict no correction needed: it does harm here." in said(harm)
+    assert "Verdict no correction needed: it makes results worse here." in said(harm)
     little = with_gains(found, DOUBT, expectation="little", **left)
     assert "no correction needed: it would change next to nothing." in said(little)
     assert "no gain is shown." in said(with_gains(found, DOUBT, **left))

@@ -188,18 +188,12 @@ def test_the_paper_s_figures_are_drawn_where_asked_for(tmp_path):
         (["--table", "image-retrieval"], "give --embeddings DIR"),
         (["--table", "bogus", "--data", "shapes"], "there is no table 'bogus'"),
         (["--table", "gender", "--data", "photos"], "other data are shapes or flickr8k=FOLDER"),
-        (["--table", "gender", "--data", "flickr8k"], "other data are shapes or flickr8k=FOLDER"),
         (["--embeddings", "nowhere"], "nowhere is not a folder"),
         (["--table", "gender", "--data", "shapes", "--encoder", "clip=x"], "need --embedd"),
         (
             ["--table", "gender", "--embeddings", ".", "--encoder", "clap=x"],
             "the paper has no model 'clap'; its models are: clip, clip-ft-flickr",
         ),
-        (
-            ["--table", "gender", "--embeddings", ".", "--encoder", "clip=x"],
-            "there is no visogender.tsv; `python -m reproduction --visogender` writes it",
-        ),
-        (["--table", "gender", "--data", "flickr8k=."], "has no image.npy"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, arguments, words):
@@ -214,10 +208,3 @@ def test_where_nothing_is_there_the_command_that_makes_it_is_said(tmp_path):
     words = " ".join(result.stderr.split())
     assert "there is no coco.json" in words
     assert "--models TOML or --encoder clip=MODEL encodes what is missing" in words
-
-
-def test_scores_of_a_model_without_embeddings_need_the_lists_of_their_data_set(tmp_path):
-    asked = ["--table", "cross-attention", "--embeddings", tmp_path]
-    assert_fails(reproduce(*asked), "there is no test-scores.npy in")
-    result = reproduce(*asked, "--encoder", "blip-itm=MODEL")
-    assert_fails(result, "there is no coco.json; `nnnorm dataset` writes it")

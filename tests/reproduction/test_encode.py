@@ -83,15 +83,7 @@ def test_from_pictures_to_a_table_in_one_command_that_continues(root, tiny_model
         *more, "--table", "ablation-coco-text", "--encoder", f"clip={tiny_model('siglip')}"
     )
     assert other.code == 1
-    assert "images.npy was made with another" in other.stderr
-
-
-@pytest.mark.slow
-def test_a_caption_that_is_only_punctuation_does_not_abort_a_run(root, tiny_model):
-    for short, kind in (("albef-ft-coco", "albef"), ("blip-ft-coco", "blip")):
-        asked = ["--table", "k-sweep-image", "--embeddings", root]
-        (table,) = reproduce_json(*asked, "--encoder", f"{short}={tiny_model(kind)}")
-        assert any(cell["figure"] for cell in table["cells"] if "COCO" in cell["row"])
+    assert "images.json were made with another" in other.stderr
 
 
 @pytest.mark.slow

@@ -251,19 +251,6 @@ def test_the_runtime_table_times_both_searches_and_finds_nearly_the_same(runner)
     assert abs(values["R@1, exhaustive"] - values["R@1, vector index"]) <= 10
 
 
-def test_what_cells_share_is_done_once(folder):
-    asked = []
-
-    def open_material(model, dataset):
-        asked.append((model, dataset))
-        return folder.open(model, dataset)
-
-    counting = Runner(open_material)
-    for metric in ("recall_at_1", "recall_at_5", "gain", "kurtosis", "setting"):
-        counting.measure(replace(NNN_OWN, metric=metric))
-    assert len(asked) == 3  # test, validation, bank
-
-
 def test_scores_of_another_shape_are_rejected(tmp_path):
     root = make_paper_folder(tmp_path)
     np.save(root / "blip-itm/coco/test-scores.npy", np.ones((3, 4)))

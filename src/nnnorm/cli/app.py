@@ -6,11 +6,12 @@ module of each command, which is imported when the command is asked for; other p
 inside functions here, so that the help is there at once.
 """
 
-import codecs
 import functools
 import inspect
 import io
+import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,7 @@ from typer import Option
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from nnnorm.cli.options import GROUPS, LINES, Line, make_option
-from nnnorm.cli.output import Answer, check_report, deliver
+from nnnorm.cli.output import Answer, check_report, clean, deliver, print_note
 from nnnorm.errors import (
     MissingExtraError,
     NNNormError,
@@ -45,37 +46,26 @@ _NOT_OURS: tuple[type[BaseException], ...] = (
 INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it
 
 
-def _show_odd_names(error: UnicodeError) -> tuple[str, int]:
-    """Escape the bytes of a file name that aren't text; other characters are the terminal's."""
-    if isinstance(error, UnicodeEncodeError):
-        wrong = error.object[error.start : error.end]
-        if all("\ud800" <= letter <= "\udfff" for letter in wrong):
-            return wrong.encode("ascii", "backslashreplace").decode(), error.end
-    raise error
-
-
-codecs.register_error("nnnorm", _show_odd_names)
-
-
 # Every command, its module, and its line of the help, the common ones first.
 COMMANDS = {
-    "demo": ("explore", "See it work on data that ships with the package."),
-    "check": ("evaluation", "Do I have hubs, does a correction help, what next?"),
+    "demo": ("explore", "Try nnnorm on data that ships with the package."),
+    "check": ("evaluation", "Report hubs, the expected effect, and what to do."),
     "fit": ("core", "Compute the bias of every item from past queries."),
     "search": ("core", "Search a gallery exactly, corrected by a bias."),
-    "explore": ("explore", "Look at hubs, results and settings on a local page."),
-    "index": ("index", "Run the corrected search inside an existing engine."),
-    "bank": ("bank", "Keep the unique queries of a log, and add to them."),
+    "explore": ("explore", "Explore hubs, results and settings on a local page."),
+    "index": ("index", "Run the corrected search in your vector database."),
+    "bank": ("bank", "Keep the unique queries of a log in a file."),
     "extend": ("corrector", "Compute the bias of new items."),
-    "drift": ("corrector", "Compare the past queries with today's: refit or not?"),
+    "drift": ("corrector", "Compare past queries with today's: refit or not?"),
+    "calibrate": ("corrector", "Convert the confidence of searches to probabilities."),
     "scan": ("corrector", "Find items that look adversarial or corrupt."),
     "evaluate": ("evaluation", "Measure R@k and hubs before and after a correction."),
-    "tune": ("evaluation", "Choose a setting on queries with known answers."),
-    "compare": ("evaluation", "Tune every method, and report all on test queries."),
+    "tune": ("evaluation", "Choose settings on queries with known right items."),
+    "compare": ("evaluation", "Tune every method and compare them on test queries."),
     "audit": ("evaluation", "Count how often each group of items is retrieved."),
-    "encode": ("data", "Turn images, texts or sounds into embeddings."),
+    "encode": ("data", "Encode images, texts or sounds as embeddings."),
     "dataset": ("data", "Write a data set's captions, pairs and splits as lists."),
-    "info": ("core", "Show versions and the active BLAS, or what a file holds."),
+    "info": ("core", "Show versions, or what a file contains."),
 }
 
 
@@ -120,17 +110,19 @@ class _Group(HelpfulGroup):
 
     def invoke(self, ctx: Any) -> Any:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-            sys.stdout.reconfigure(errors="nnnorm")
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             with warnings.catch_warnings(), keep_interrupts():
                 _show_warnings_as_notes()
                 return super().invoke(ctx)
-        except _NOT_OURS:
-            raise  # the reader went away, or Typer explains it
+        except _NOT_OURS as error:  # the reader went away, or Typer explains it
+            if hasattr(error, "message"):
+                error.message = clean(error.message, keep="\n")
+            raise
         except (Exception, KeyboardInterrupt) as error:
             if ctx.obj == "debug":
-                raise
-            typer.echo(f"Error: {_explain(error)}", err=True)
+                print_note("".join(traceback.format_exception(error)), keep="\n")
+            print_note(f"Error: {_explain(error)}")
             raise typer.Exit(INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1) from error
 
 
@@ -143,9 +135,11 @@ def _explain(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return f"out of memory ({error}); try fewer rows, or memory_budget= in Python"
     if isinstance(error, OSError):
+        from nnnorm.files import is_disk_full
+
+        if is_disk_full(error):
+            return f"the disk is full ({error}); free some space and run it again"
         return f"{error}; check the path, its permissions and the space there is"
-    if isinstance(error, UnicodeEncodeError):
-        return f"this terminal can't show a character ({first_line(error)}); set PYTHONUTF8=1"
     return (
         f"unexpected {type(error).__name__} ({first_line(error)}); this is a fault of nnnorm or "
         "of a library below it: run it again with --debug, and report it"
@@ -159,10 +153,10 @@ def _show_warnings_as_notes() -> None:
     def show(message: Any, category: type[Warning], *about: Any, **more: Any) -> None:
         if issubclass(category, NNNormWarning):
             if str(message) not in shown:
-                typer.echo(f"Note: {message}", err=True)
+                print_note(f"Note: {message}")
             shown.add(str(message))
         else:
-            usual(message, category, *about, **more)
+            usual(clean(message, keep="\n"), category, *about, **more)
 
     warnings.showwarning = show
     warnings.simplefilter("always", NNNormWarning)
@@ -171,7 +165,7 @@ def _show_warnings_as_notes() -> None:
 app = typer.Typer(
     cls=_Group,
     help="Make embedding search return the right item instead of the popular one.",
-    epilog="A first look: nnnorm demo. With your own files: nnnorm check --help",
+    epilog="Start with nnnorm demo. For your own files, see nnnorm check --help.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "terminal_width": 80},
@@ -182,7 +176,7 @@ app = typer.Typer(
 def _root(
     version: Annotated[bool, Option("--version", help="Print the version.")] = False,
     debug: Annotated[
-        bool, Option("--debug", help="Show the traceback of an error; for every command.")
+        bool, Option("--debug", help="Show the traceback of an error; any command.")
     ] = False,
 ) -> None:
     if version:
@@ -193,13 +187,23 @@ def _root(
 class _Command(TyperCommand):
     """Shows its options in groups, one line each, and required ones in the usage."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, with a hint for files without an option, and for k in place of reference_k."""
+        flags = {name for part in self.params for name in part.opts}
+        if "-k" in args and "-k" not in flags and "--reference-k" in flags:
+            ctx.fail("No such option: -k; past queries averaged per item are --reference-k")
+        takes_files = any(isinstance(part, TyperArgument) for part in self.params)
+        if args and not args[0].startswith("-") and not takes_files and "--gallery" in flags:
+            ctx.fail(f"got {args[0]!r}, but files are passed by options, such as --gallery FILE")
+        return super().parse_args(ctx, args)
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Write arguments and required options."""
         words = []
         for part in self.params:
             name, _ = show_option(part)
             if part.required:
-                words.append(name.replace(", --output", ""))
+                words.append(re.sub(", --[a-z]+", "", name))
         return [*words, "[OPTIONS]"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

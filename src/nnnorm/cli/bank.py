@@ -12,7 +12,7 @@ from nnnorm.errors import NNNormError
 
 @command(
     "bank queries.parquet --time asked_at -o bank.safetensors",
-    output="Where the bank goes (.safetensors).",
+    output="Write the bank (.safetensors).",
 )
 def bank(
     log: Path,
@@ -26,7 +26,7 @@ def bank(
     half_life: str | None = None,
     normalize: bool | None = None,
 ) -> Answer:
-    """Keep the unique queries of a log in a bank, or add a log to a bank."""
+    """Save the unique queries of a log as a bank, or add a log to a bank."""
     check_output(output, [log], ".safetensors")
     fixed: dict[str, Any] = {"max_references": max_references, "half_life": half_life}
     fixed["normalize"] = normalize

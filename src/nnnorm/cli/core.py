@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import typer
-
 import nnnorm
 from nnnorm.bank import Bank, describe_times
 from nnnorm.bias import Bias
@@ -16,14 +14,17 @@ from nnnorm.cli.output import (
     Facts,
     answer_ranking,
     check_output,
+    print_note,
+    read_groups,
     read_ids,
     read_settings,
     show_progress,
     write_command,
 )
 from nnnorm.corrector import Corrector
-from nnnorm.dedup import Duplicates, describe_size, describe_unique
+from nnnorm.dedup import describe_size, describe_unique
 from nnnorm.embeddings import open_embeddings
+from nnnorm.errors import NNNormError
 from nnnorm.files import check_regular, kind_of_record
 from nnnorm.input_checks import describe_reliability
 from nnnorm.methods import MethodName, describe_setting, label_method, make_method
@@ -32,26 +33,32 @@ from nnnorm.scoring import count_threads
 from nnnorm.solvers import Solver
 from nnnorm.version import __version__
 
+_OF_A_RANKING = ("scores", "indices", "ids", "confidence")
 # Settings of a fit that aren't the method's, for `--set`.
-_FIT_SETTINGS = ("quality", "allow_gallery_rows", "memory_budget")
+_FIT_SETTINGS = (
+    "quality",
+    "allow_gallery_rows",
+    "memory_budget",
+    "between",
+    "gallery_references",
+    "duplicates",
+)
 
 
 @command(
     "fit --gallery photos.npy --references past_queries.npy -o bias.safetensors",
-    output="Where the bias goes (.safetensors).",
-    duplicates="Near-duplicate past queries; keep if you give numbers.",
-    settings="Another setting: center=true, beta=20; repeatable.",
+    output="Write the bias (.safetensors).",
+    settings="Other settings: center=true, duplicates=keep; repeatable.",
 )
 def fit(
     gallery: Path,
     references: Path,
     output: Path,
     recent: Path | None = None,
-    gallery_references: Path | None = None,
+    groups: Path | None = None,
     method: MethodName = "nnn",
     reference_k: str | None = None,
     alpha: str | None = None,
-    duplicates: Duplicates | None = None,
     solver: Solver = "auto",
     settings: list[str] | None = None,
     normalize: bool | None = None,
@@ -61,11 +68,11 @@ def fit(
     given = read_settings(settings, reference_k=reference_k, alpha=alpha)
     options: dict[str, Any] = {name: given.pop(name) for name in _FIT_SETTINGS if name in given}
     chosen = make_method(method, **given)
-    read = [gallery, references, gallery_references, recent]
+    second = options.get("gallery_references")
+    read = [gallery, references, recent, None if second is None else Path(str(second))]
     check_output(output, read, ".safetensors")
     check_output(save_corrector, [*read, output], ".safetensors")
-    options |= {"gallery_references": gallery_references, "duplicates": duplicates}
-    options |= {"solver": solver, "normalize": normalize}
+    options |= {"solver": solver, "normalize": normalize, "groups": read_groups(groups)}
     with show_progress("Scoring the gallery against the past queries") as progress:
         options["progress"] = progress
         if save_corrector is None and recent is None:
@@ -75,13 +82,14 @@ def fit(
             bias = _keep(corrector, save_corrector)
     bias.save(output)
     if not bias.correction.any() and not bias.gates:
-        typer.echo(f"Note: nothing will be corrected: {_why_nothing(bias)}", err=True)
+        print_note(f"Note: nothing will be corrected: {_why_nothing(bias)}")
     about = {**_about_bias(bias), "output": str(output)}
     about["corrector"] = str(save_corrector) if save_corrector else None
     used = {"gallery": gallery, "queries": "QUERIES", "bias": output, "normalize": normalize}
     commands = [write_command("search", used)]
     if save_corrector is not None:
-        later = {"corrector": save_corrector, "items": "NEW_ITEMS", "-o": "new-bias.safetensors"}
+        later = {"corrector": save_corrector, "items": "NEW_ITEMS"}
+        later |= {"groups": groups and "NEW_GROUPS", "-o": "new-bias.safetensors"}
         commands.append(write_command("extend", later))
     return Answer(about, [describe_bias(bias, output)], commands)
 
@@ -105,30 +113,44 @@ def search(
     queries: Path,
     bias: Path | None = None,
     ids: Path | None = None,
+    parents: Path | None = None,
+    query_ids: Path | None = None,
     k: int = 10,
     weight: float | None = None,
+    min_confidence: float | None = None,
     normalize: bool | None = None,
     output: Path | None = None,
+    run_file: Path | None = None,
 ) -> Answer:
     """Search a gallery exactly, corrected by a bias."""
-    check_output(output, [gallery, queries, bias, ids], ".npz")
+    read = [gallery, queries, bias, ids, query_ids, parents]
+    check_output(output, read, ".npz")
+    check_output(run_file, [*read, output])
+    if query_ids is not None and run_file is None:
+        raise NNNormError("--query-ids are for --run-file; pass it, or leave them out")
     loaded = Bias.load(bias) if bias else None
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
+    asked = open_embeddings(queries, name="queries", normalize=normalize, fingerprint=False)
     options: dict[str, Any] = {"k": k, "weight": weight, "ids": read_ids(ids)}
+    options |= {"min_confidence": min_confidence, "parents": read_ids(parents, "parents")}
     with show_progress("Searching") as progress:
         ranking = nnnorm.search(
-            queries, items, loaded, normalize=normalize, progress=progress, **options
+            asked, items, loaded, normalize=normalize, progress=progress, **options
         )
     about: dict[str, Any] = {"n_gallery": len(items), "k": k, "method": "none", "weight": None}
     if loaded is not None:
         about["method"] = loaded.method
         about["weight"] = loaded.weight if weight is None else weight
+    if run_file is not None:
+        named = asked.ids if query_ids is None else read_ids(query_ids)
+        nnnorm.evaluation.write_run(run_file, ranking, query_ids=named)
+        print_note(f"The run file is {run_file}")
     return answer_ranking(ranking, output, about, corrected=loaded is not None)
 
 
 @command("info bias.safetensors")
 def info(file: Path | None = None) -> Answer:
-    """Show versions and the active BLAS, or what a file holds."""
+    """Show versions and the active BLAS, or what a file contains."""
     return _installation() if file is None else _describe(file)
 
 
@@ -154,8 +176,12 @@ def describe_bias(bias: Bias, path: Path) -> Facts:
         "settings": describe_setting(bias.method, params, between=", ", equals=" = ") or None,
         "correction": f"{low:.3f} to {high:.3f}, {bias.correction.mean():.3f} on average",
     }
+    if "groups" in params:
+        facts["groups"] = _describe_groups(params["groups"], params["between"])
     if "past_queries" in params:
         facts["past queries"] = _describe_choice(params["past_queries"], params["mismatch_z"])
+    if "length_weight" in params:
+        facts["chunks"] = f"{params['length_weight']:.3g}·log(chunks of the document) more"
     if "popularity_weight" in params:
         facts["popularity"] = (
             f"{params['popularity_weight']:g}·log(1 + clicks), of {params['n_clicks']:,} clicks"
@@ -178,18 +204,24 @@ def describe_bias(bias: Bias, path: Path) -> Facts:
     return Facts(title, facts)
 
 
+def _describe_groups(offsets: Mapping[str, float], between: float) -> str:
+    shown = [f"{name} {offset:+.3f}" for name, offset in list(offsets.items())[:5]]
+    more = f" and {len(offsets) - 5:,} more" if len(offsets) > 5 else ""
+    return f"{', '.join(shown)}{more}; weight between groups {between:g}"
+
+
 def _why_nothing(bias: Bias) -> str:
     if bias.method == "none":
         return "the method is none"
     if bias.params.get("reliability") == 0:
         return (
             f"{bias.n_references:,} references can't tell the hubs of {len(bias):,} items from "
-            "noise, so the weight is 0; give more past queries"
+            "noise, so the weight is 0; pass more past queries"
         )
     if bias.params.get("match") == 0:
         return (
             "the past queries don't resemble what this gallery is searched for, so the weight is "
-            "0; give past queries of this very search"
+            "0; pass past queries of this search"
         )
     return f"the weight is {bias.weight:g}" if bias.weight == 0 else "every item's value is 0"
 
@@ -244,6 +276,10 @@ def _answer_corrector(file: Path) -> Answer:
         bias.params.get("references_sampled", False),
     )
     facts = {**describe_bias(bias, file).facts, "gallery": f"{len(bias):,} items"}
+    if corrector.calibration is not None:
+        n_queries = corrector.calibration.n_queries
+        what = "queries, without labels" if corrector.calibration.curve is None else "labels"
+        facts["calibration"] = f"from {n_queries:,} {what}"
     if not corrector.unit:
         facts["norms"] = f"items with norms up to {corrector.longest:.4g} can be added"
     return Answer(corrector.to_dict(), [Facts(f"{file}: a corrector with {size}", facts)])
@@ -254,16 +290,11 @@ def _answer_corrector(file: Path) -> Answer:
 
 def _installation() -> Answer:
     import platform
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import distributions
 
     import numpy as np
 
-    def installed(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return "not installed"
-
+    installed = {found.name: found.version for found in distributions()}
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     libraries = ("numpy", "safetensors", "pyarrow", "torch", "faiss-cpu")
     about = {
@@ -271,7 +302,7 @@ def _installation() -> Answer:
         "machine": f"{platform.system()} {platform.machine()}",
         "threads": count_threads(),
         "blas": f"{blas['name']} {blas.get('version', '')}".strip(),
-        **{library: installed(library) for library in libraries},
+        **{library: installed.get(library, "not installed") for library in libraries},
     }
     shown = Facts(f"nnnorm {__version__}", about)
     return Answer({"nnnorm": __version__, **about}, [shown])
@@ -289,7 +320,8 @@ def _describe(file: Path) -> Answer:
     if file.suffix == ".npz" and {"scores", "indices"} <= (names := _names_in(file)):
         n_queries, k = Ranking.load(file).indices.shape
         title = f"{file}: the {k} best items of {n_queries:,} queries"
-        held = "scores, indices and ids" if "ids" in names else "scores and indices"
+        *most, last = [name for name in _OF_A_RANKING if name in names]
+        held = f"{', '.join(most)} and {last}"
         about = {"n_queries": n_queries, "k": k, "ids": "ids" in names}
         return Answer(about, [Facts(title, {"arrays": held})])
     return _describe_embeddings(file)

@@ -1,17 +1,20 @@
-"""What a saved corrector is for: `extend` for items that come later, `drift` and `scan`."""
+"""What a saved corrector is for: `extend` for later items, `drift`, `calibrate` and `scan`."""
 
+import math
 from pathlib import Path
 
-import typer
+import numpy as np
 
+import nnnorm
 from nnnorm import evaluation
 from nnnorm.cli.app import command
 from nnnorm.cli.core import describe_bias
-from nnnorm.cli.output import Answer, check_output, read_ids, show_progress
+from nnnorm.cli.output import Answer, check_output, print_note, read_groups, read_ids, show_progress
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation.outliers import DEFAULT_BUDGET, count_alerts
-from nnnorm.report import tabulate_drift, tabulate_scan
+from nnnorm.evaluation.outliers import DEFAULT_BUDGET
+from nnnorm.ranking import Ranking
+from nnnorm.report import tabulate_calibration, tabulate_drift, tabulate_scan
 
 # A scan that found something, for a cron job; 1 and 2 are taken by errors and wrong usage.
 _FOUND = 3
@@ -19,31 +22,67 @@ _FOUND = 3
 
 @command(
     "extend --corrector corrector.safetensors --items new.npy -o new-bias.safetensors",
-    output="Where the bias of these items goes (.safetensors).",
+    output="Write the bias of these items (.safetensors).",
 )
-def extend(corrector: Path, items: Path, output: Path) -> Answer:
+def extend(corrector: Path, items: Path, output: Path, groups: Path | None = None) -> Answer:
     """Compute the bias of new items, comparable with that of the corrector's gallery."""
-    check_output(output, [corrector, items], ".safetensors")
+    check_output(output, [corrector, items, groups], ".safetensors")
+    labels = read_groups(groups)
     loaded = Corrector.load(corrector)
     with show_progress("Scoring the new items against the past queries") as progress:
-        bias = loaded.bias_for(items, progress=progress)
+        bias = loaded.bias_for(items, groups=labels, progress=progress)
     bias.save(output)
     return Answer({**bias.to_dict(), "output": str(output)}, [describe_bias(bias, output)])
 
 
 @command(
     "drift --corrector corrector.safetensors --queries recent.npy",
-    gallery="Items as they are now; default: a sample of the fit.",
+    gallery="Current items; default: a sample from the fit.",
+    groups="With --gallery, if the corrector has groups: one per line.",
 )
-def drift(corrector: Path, queries: Path, gallery: Path | None = None) -> Answer:
-    """Compare the past queries with today's: exit code 0 fine, 3 refit soon, 4 refit now."""
-    found = evaluation.measure_drift(corrector, queries, gallery=gallery)
+def drift(
+    corrector: Path, queries: Path, gallery: Path | None = None, groups: Path | None = None
+) -> Answer:
+    """Compare past queries with today's. Exit code 0: fine, 3: refit soon, 4: refit now."""
+    labels = read_groups(groups)
+    found = evaluation.measure_drift(corrector, queries, gallery=gallery, groups=labels)
     return Answer(found.to_dict(), [tabulate_drift(found)], code=found.exit_code)
 
 
 @command(
+    "calibrate ranking.npz --labels right.txt --corrector c.safetensors -o new.safetensors",
+    report=True,
+    corrector="Corrector to add the calibration to.",
+    output="With --corrector: write it (.safetensors).",
+)
+def calibrate(
+    ranking: Path,
+    labels: Path | None = None,
+    corrector: Path | None = None,
+    output: Path | None = None,
+) -> Answer:
+    """Convert the confidence of searches to probabilities, or without labels to shares."""
+    check_output(output, [ranking, labels, corrector], ".safetensors")
+    if (corrector is None) != (output is None):
+        raise NNNormError("--corrector and --output go together: give both, or neither")
+    confidence = Ranking.load(ranking).confidence
+    if confidence is None:
+        raise NNNormError(f"{ranking} has no confidence; search again with -o")
+    given = read_ids(labels, "labels")
+    if given is not None:  # what isn't a label becomes NaN, which is rejected
+        words = {"1": 1.0, "true": 1.0, "0": 0.0, "false": 0.0}
+        given = [words.get(str(one).strip().lower(), math.nan) for one in np.atleast_1d(given)]
+    made = nnnorm.calibrate(confidence, given)
+    if corrector is not None and output is not None:
+        Corrector.load(corrector).with_calibration(made).save(output)
+    about = {**made.to_dict(), "output": None if output is None else str(output)}
+    draw = {"reliability.png": lambda plots: plots.plot_reliability(made)} if made.curve else {}
+    return Answer(about, [tabulate_calibration(made)], figures=draw)
+
+
+@command(
     "scan --gallery photos.npy --references past_queries.npy -o outliers.txt",
-    corrector="Instead of past queries: a corrector.",
+    corrector="A corrector, instead of --references.",
     items="With --corrector: new items to screen.",
     output="Write the ids to remove (.txt or .json).",
 )
@@ -57,35 +96,36 @@ def scan(
     normalize: bool | None = None,
     output: Path | None = None,
 ) -> Answer:
-    """Find items that look adversarial or corrupt: exit code 0 none, 3 some to remove."""
+    """Find items that look adversarial or corrupt. Exit code 0: none, 3: some to remove."""
     check_output(output, [gallery, references, corrector, items, ids], ".txt", ".json")
     named = read_ids(ids)
     if items is None and gallery is None:
         raise NNNormError("give --gallery, or --items with --corrector")
     with show_progress("Judging the items") as progress:
         if items is None:
-            budget = DEFAULT_BUDGET if budget is None else budget
-            count_alerts(budget, 1)  # a wrong one is rejected before the work
             found = evaluation.scan(
                 gallery,
                 references,
                 corrector=corrector,
                 ids=named,
-                budget=budget,
+                budget=DEFAULT_BUDGET if budget is None else budget,
                 normalize=normalize,
                 progress=progress,
             )
         elif corrector is None or gallery is not None or references is not None:
             raise NNNormError(
-                "--items are judged by a corrector alone; give --corrector and no --gallery or "
+                "--items needs a corrector; pass --corrector, and leave out --gallery and "
                 "--references"
             )
         elif budget is not None:
-            raise NNNormError("new items are judged each by itself, so --items takes no --budget")
+            raise NNNormError(
+                "new items are scanned one by one, so --budget doesn't apply to --items; leave "
+                "it out"
+            )
         else:
             found = evaluation.screen(corrector, items, ids=named, progress=progress)
     if output is not None:
         found.save(output)
-        typer.echo(f"The ids of {len(found.to_remove):,} items are in {output}", err=True)
+        print_note(f"The ids of {len(found.to_remove):,} items are in {output}")
     about = {**found.to_dict(), "output": None if output is None else str(output)}
     return Answer(about, [tabulate_scan(found)], code=_FOUND if found.to_remove else 0)

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import typer
-
 from nnnorm import datasets
 from nnnorm.cli.app import command
 from nnnorm.cli.options import FOLDER
-from nnnorm.cli.output import Answer, Facts, show_progress, show_steps, write_command
+from nnnorm.cli.output import Answer, Facts, print_note, show_progress, show_steps, write_command
 from nnnorm.encoders import (
     Dtype,
     Encoder,
@@ -39,44 +37,69 @@ def encode(
     text_column: str | None = None,
     audio: Path | None = None,
     audio_column: str | None = None,
+    beir: Path | None = None,
+    split: str = "test",
     library: Library | None = None,
     revision: str | None = None,
     device: str = "auto",
     dtype: Dtype = "float32",
     batch_size: int = 32,
 ) -> Answer:
-    """Turn images, texts or sounds into embeddings with a model."""
-    wanted = _list_items(
-        {
-            "images": (images, image_column),
-            "texts": (texts, text_column),
-            "audio": (audio, audio_column),
-        }
-    )
+    """Encode images, texts or sounds as embeddings with a model."""
+    sources: dict[Modality, tuple[Path | None, str | None]] = {
+        "images": (images, image_column),
+        "texts": (texts, text_column),
+        "audio": (audio, audio_column),
+    }
+    found = None
+    if beir is not None:
+        if any(part for source in sources.values() for part in source):
+            raise NNNormError("--beir has its own texts; leave out the other inputs")
+        found = datasets.read_beir(beir, split)
+    wanted = {} if found else _list_items(sources)
     with show_steps() as step:
         step(f"Loading {model}")
         encoder = load_encoder(
             model, library=library, revision=revision, device=device, dtype=dtype
         )
+    if found:
+        return _encode_beir(encoder, found, split, output, batch_size)
     for modality in wanted:
         encoder.check_modality(modality)
     written: dict[Modality, dict[str, Any]] = {}
     for modality, items in wanted.items():
         written[modality] = _run(encoder, modality, items, output, batch_size)
-    names = ("folder", "n_rows", "dim", "dtype", "n_resumed", "n_texts_cut", "model")
-    shown = [
-        Facts(
-            f"Embeddings of {modality}",
-            {name: about[name] for name in (*names, "normalization") if name in about},
-        )
-        for modality, about in written.items()
-    ]
-    found = [modality for modality in written if modality != "texts"]
+    shown = [_show(f"Embeddings of {modality}", about) for modality, about in written.items()]
+    others = [modality for modality in written if modality != "texts"]
     commands = []
-    if found and "texts" in written:
-        files = {"gallery": written[found[0]]["folder"], "queries": written["texts"]["folder"]}
+    if others and "texts" in written:
+        files = {"gallery": written[others[0]]["folder"], "queries": written["texts"]["folder"]}
         commands = [write_command("check", files)]
     return Answer(written, shown, commands)
+
+
+def _encode_beir(
+    encoder: Encoder, found: datasets.Beir, split: str, output: Path, batch_size: int
+) -> Answer:
+    """Encode the documents, and the queries of a split, each into a folder of its own."""
+    sides = {
+        "corpus": (found.documents, found.document_ids),
+        f"queries-{split}": (found.queries, found.query_ids),
+    }
+    written = {
+        name: _run(encoder, "texts", texts, output / name, batch_size, ids)
+        for name, (texts, ids) in sides.items()
+    }
+    shown = [_show(f"{found.name}, {name}", about) for name, about in written.items()]
+    gallery, queries = (about["folder"] for about in written.values())
+    files = {"gallery": gallery, "queries": queries, "qrels": found.qrels}
+    return Answer(written, shown, [write_command("evaluate", files)])
+
+
+def _show(title: str, about: dict[str, Any]) -> Facts:
+    names = ("folder", "n_rows", "dim", "dtype", "n_resumed", "n_texts_cut", "model")
+    kept = (*names, "normalization")
+    return Facts(title, {name: about[name] for name in kept if name in about})
 
 
 def _list_items(
@@ -87,28 +110,32 @@ def _list_items(
     for modality, (source, column) in sources.items():
         if source is None and column is not None:
             option = modality.removesuffix("s")
-            raise NNNormError(f"--{option}-column needs its table; give it, or leave it out")
+            raise NNNormError(f"--{option}-column needs its table; pass it, or leave it out")
         if source is not None:
             wanted[modality] = list_inputs(source, modality, column)
     if not wanted:
-        raise NNNormError("nothing to encode; give --images, --texts or --audio")
+        raise NNNormError("nothing to encode; pass --images, --texts, --audio or --beir")
     return wanted
 
 
 def _run(
-    encoder: Encoder, modality: Modality, items: Sequence[Any], output: Path, batch_size: int
+    encoder: Encoder,
+    modality: Modality,
+    items: Sequence[Any],
+    output: Path,
+    batch_size: int,
+    ids: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Encode the items of one modality."""
     left = "finished work is kept: the same command continues it"
     with show_progress(f"Encoding {len(items):,} {modality}", left) as progress:
         done = encode_to_folder(
-            encoder, modality, items, output, batch_size=batch_size, progress=progress
+            encoder, modality, items, output, ids=ids, batch_size=batch_size, progress=progress
         )
     if n_cut := done.about.get("n_texts_cut"):
-        typer.echo(
+        print_note(
             f"Note: {n_cut} of {len(items)} texts are longer than the {encoder.context} tokens "
-            f"that {encoder.name} reads; they were cut",
-            err=True,
+            f"that {encoder.name} reads; they were cut"
         )
     return {"folder": str(done.folder), "n_resumed": done.n_resumed, **done.about}
 
@@ -118,7 +145,7 @@ def _run(
 
 @command(
     "dataset karpathy dataset_flickr30k.json --images flickr30k-images -o embeddings",
-    images="Folder of the images.",
+    images="Folder with the images.",
     output=FOLDER,
 )
 def dataset(
@@ -164,7 +191,7 @@ def dataset(
         skipped = output / f"{name}-skipped.txt"
         write_whole(skipped, lambda file: file.write("".join(broken).encode()))
         n_skipped = "1 image is" if len(broken) == 1 else f"{len(broken):,} images are"
-        typer.echo(f"Note: {n_skipped} left out; see {skipped}", err=True)
+        print_note(f"Note: {n_skipped} left out; see {skipped}")
         written += (skipped,)
     lists = {"": "MODEL", "images": written[1], "texts": written[2], "-o": output / "MODEL" / name}
     return _answer_dataset(facts, written, len(broken), write_command("encode", lists))
@@ -184,5 +211,5 @@ def _answer_dataset(
 ) -> Answer:
     about = {**facts, "n_skipped": n_skipped, "files": [str(path) for path in written]}
     splits = ", ".join(f"{name} {n:,}" for name, n in facts["splits"].items())
-    shown = {**about, "files": "\n".join(about["files"]), "splits": splits or None}
+    shown = {**about, "splits": splits or None}
     return Answer(about, [Facts(written[0].stem, shown)], [following])

@@ -1,10 +1,9 @@
 """The commands that measure a search: check, evaluate, tune, compare, audit."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import typer
+from typing import Any, Literal
 
 from nnnorm import evaluation
 from nnnorm.bias import Bias
@@ -12,12 +11,15 @@ from nnnorm.cli.app import command
 from nnnorm.cli.output import (
     Answer,
     check_output,
+    print_note,
+    read_groups,
     read_ids,
     read_settings,
     show_progress,
     write_command,
 )
 from nnnorm.dedup import Duplicates
+from nnnorm.documents import Documents
 from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.methods import (
@@ -35,23 +37,24 @@ from nnnorm.report import (
     tabulate_results,
     tabulate_tuning,
 )
-from nnnorm.tables import read_columns
 
+_NO_QRELS = (".npy", ".json", ".npz", ".csv", ".jsonl", ".parquet")
 _CHECK_SETTINGS = ("duplicates", "allow_gallery_rows", "seed", "memory_budget")
 
 
 @command(
     "check --gallery photos.npy --queries queries.npy --references past_queries.npy "
     "--truth truth.npy",
-    settings="Another setting: allow_gallery_rows=true; repeatable.",
+    settings="Other settings: allow_gallery_rows=true; repeatable.",
 )
 def check(
     gallery: Path,
     queries: Path,
     references: Path | None = None,
     truth: Path | None = None,
-    recent: Path | None = None,
+    groups: Path | None = None,
     ids: Path | None = None,
+    query_ids: Path | None = None,
     settings: list[str] | None = None,
     normalize: bool | None = None,
     explain: bool = False,
@@ -60,22 +63,24 @@ def check(
     given = read_settings(settings)
     if unknown := [name for name in given if name not in _CHECK_SETTINGS]:
         raise NNNormError(f"check takes --set {', '.join(_CHECK_SETTINGS)}; got {unknown[0]}")
+    items, asked, right = _read_task(gallery, queries, truth, normalize, ids, query_ids)
     with show_progress("Checking") as progress:
         found = evaluation.check(
-            gallery,
+            items,
             references,
-            queries=queries,
-            truth=_read_truth(truth),
-            recent=recent,
+            queries=asked,
+            truth=right,
+            groups=read_groups(groups),
             ids=read_ids(ids),
             normalize=normalize,
             progress=progress,
             **given,
         )
-    files = {"gallery": gallery, "references": references, "recent": recent}
+    files = {"gallery": gallery, "references": references, "groups": groups}
     kept = ("duplicates", "allow_gallery_rows")
     given = {name: value for name, value in given.items() if name in kept}
-    commands = _next_commands(found, files, given, queries, truth, normalize)
+    labels = {"truth": truth, "ids": ids, "query_ids": query_ids}
+    commands = _next_commands(found, files, given, queries, labels, normalize)
     about = found.to_dict() | {"next": [" ".join(parts) for parts in commands]}
     explained = ["", tabulate_check(found)] if explain else []
     return Answer(about, [found.summary(), *explained], commands)
@@ -86,7 +91,7 @@ def _next_commands(
     files: dict[str, Any],
     settings: Mapping[str, Any],
     queries: Path,
-    truth: Path | None,
+    labels: Mapping[str, Path | None],
     normalize: bool | None,
 ) -> list[list[str]]:
     """What to run next, with the files of this check."""
@@ -98,13 +103,17 @@ def _next_commands(
         return [write_command("bank", made | end), write_command("fit", fit | end)]
     if found.recommended is None:
         return []
+    if found.recommended == "mixed":
+        files["groups"] = "GROUPS"
+    if found.is_mismatched:
+        files["recent"] = queries
     tuned = found.tuned if found.recommended == "tuned" else None
     params = {**tuned.params, "duplicates": "drop"} if tuned else {}
     search = {"gallery": files["gallery"], "queries": queries}
     bias = {"bias": "bias.safetensors"}
     lines = [_fit_command(files, NNN().name, {**params, **settings}, normalize)]
-    if truth is not None and not tuned:  # in-sample otherwise
-        lines.append(write_command("evaluate", {**search, "truth": truth, **bias, **end}))
+    if labels["truth"] is not None and not tuned:  # in-sample otherwise
+        lines.append(write_command("evaluate", {**search, **labels, **bias, **end}))
     return [*lines, write_command("search", search | bias | end)]
 
 
@@ -112,12 +121,13 @@ def _fit_command(
     files: Mapping[str, Any], method: MethodName, params: Mapping[str, Any], normalize: bool | None
 ) -> list[str]:
     """The command that fits a setting; numbers are written so that they are read as the same."""
-    plain = ("reference_k", "alpha", "duplicates")
+    plain = ("reference_k", "alpha")
     parts = write_command("fit", files)
     if method != NNN().name:
         parts.append(f"--method {method}")
     for name, value in params.items():
         text = str(value).lower() if isinstance(value, (bool, str)) else repr(value)
+        text = shlex.quote(str(value)) if isinstance(value, Path) else text
         parts.append(
             f"--{name.replace('_', '-')} {text}" if name in plain else f"--set {name}={text}"
         )
@@ -135,6 +145,8 @@ def evaluate(
     truth: Path | None = None,
     bias: Path | None = None,
     ids: Path | None = None,
+    parents: Path | None = None,
+    query_ids: Path | None = None,
     hubs: int | None = None,
     normalize: bool | None = None,
 ) -> Answer:
@@ -142,13 +154,17 @@ def evaluate(
     loaded = Bias.load(bias) if bias else None
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
-    right, named = _read_truth(truth), read_ids(ids)
+    owners = read_ids(parents, "parents")
+    if owners is not None and (truth is None or hubs):
+        raise NNNormError("--parents are for --truth; hubs are counted without them")
+    items, asked, right = _read_task(items, asked, truth, normalize, ids, query_ids, owners)
+    named = read_ids(ids)
     about: dict[str, Any] = {"n_queries": len(asked), "n_gallery": len(items)}
     tables: list[Any] = []
     figures: dict[str, Any] = {}
     with show_progress("Evaluating") as progress:
         if right is not None:
-            table, about["results"] = _measure(asked, items, loaded, right, progress)
+            table, about["results"] = _measure(asked, items, loaded, right, progress, owners)
             tables.append(table)
         if right is None or hubs:
             found = evaluation.diagnose(
@@ -165,10 +181,10 @@ def evaluate(
 
 
 def _measure(
-    queries: Any, items: Any, bias: Bias | None, truth: Any, progress: Any
+    queries: Any, items: Any, bias: Bias | None, truth: Any, progress: Any, parents: Any
 ) -> tuple[Any, list[dict[str, Any]]]:
     """The table of R@k before and after a bias, and the same for programs."""
-    options = {"truth": truth, "progress": progress}
+    options = {"truth": truth, "progress": progress, "parents": parents}
     raw = evaluation.evaluate(queries, items, **options)
     rows: list[tuple[Any, Any, float | None]]
     rows = [(raw, evaluation.make_result(NO_CORRECTION, {}, raw), None)]
@@ -179,14 +195,10 @@ def _measure(
     notes, programs = [], []
     for found, result, weight in rows:
         means = evaluation.mean_metrics(found)
-        gains = ", ".join(
-            f"nDCG@{name.removeprefix('ndcg_at_')} {value:.4f}"
-            for name, value in means.items()
-            if name.startswith("ndcg_at_")
-        )
+        *_, (ndcg, value) = means.items()
         notes.append(
             f"{label_method(result.method)}: MRR {means['mrr']:.4f}, median rank "
-            f"{means['median_rank']:g}, {gains}"
+            f"{means['median_rank']:g}, nDCG@{ndcg.removeprefix('ndcg_at_')} {value:.4f}"
         )
         programs.append({**result.to_dict(), "weight": weight, **means})
     title = f"{len(queries):,} queries, {len(items):,} items"
@@ -198,13 +210,16 @@ def _measure(
     "--truth truth.npy -o bias.safetensors",
     report=True,
     output="Write the chosen bias (.safetensors).",
-    clicks="Clicks per item, to add a popularity.",
+    clicks="Clicks per item, to protect popular items.",
 )
 def tune(
     gallery: Path,
     references: Path,
     queries: Path,
     truth: Path,
+    groups: Path | None = None,
+    ids: Path | None = None,
+    query_ids: Path | None = None,
     gallery_references: Path | None = None,
     clicks: Path | None = None,
     methods: list[str] | None = None,
@@ -213,16 +228,18 @@ def tune(
     normalize: bool | None = None,
     output: Path | None = None,
 ) -> Answer:
-    """Try a grid of settings on queries with known answers, and choose one."""
-    read = [gallery, references, queries, truth, gallery_references, clicks]
+    """Measure a grid of settings on queries with known right items, and choose one."""
+    read = [gallery, references, queries, truth, groups, gallery_references, clicks]
     check_output(output, read, ".safetensors")
+    items, asked, right = _read_task(gallery, queries, truth, normalize, ids, query_ids)
     with show_progress("Trying every setting") as progress:
         tuning = evaluation.tune(
-            gallery,
+            items,
             references,
-            queries=queries,
-            truth=_read_truth(truth),
+            queries=asked,
+            truth=right,
             methods=methods or ["nnn"],
+            groups=read_groups(groups),
             gallery_references=gallery_references,
             duplicates=duplicates,
             clicks=read_ids(clicks, "clicks"),
@@ -232,24 +249,22 @@ def tune(
         )
     if output is not None:
         tuning.bias.save(output)
-        typer.echo(f"The chosen bias is in {output}", err=True)
+        print_note(f"The chosen bias is in {output}")
     best = tuning.best
     commands = []
     if best.method != NO_CORRECTION:
-        files: dict[str, Any] = {"gallery": gallery, "references": references}
-        if find_method(best.method)[0].gallery_bank != "unused":
-            files["gallery_references"] = gallery_references
+        files: dict[str, Any] = {"gallery": gallery, "references": references, "groups": groups}
         given = {**best.params, "duplicates": duplicates}
+        if gallery_references and find_method(best.method)[0].gallery_bank != "unused":
+            given["gallery_references"] = gallery_references
+        if tuning.between not in (None, 1):
+            given["between"] = tuning.between
         commands = [_fit_command(files, best.method, given, normalize)]
     about = tuning.to_dict() | {"output": None if output is None else str(output)}
     about["fit"] = " ".join(commands[0]) if commands else None
-    return Answer(about, [tabulate_tuning(tuning)], commands, _plots_of(tuning))
-
-
-def _plots_of(tuning: evaluation.Tuning) -> dict[str, Any]:
-    if not any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid):
-        return {}
-    return {"grid.png": lambda p: p.plot_grid(tuning)}
+    has_map = any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid)
+    figures = {"grid.png": lambda p: p.plot_grid(tuning)} if has_map else {}
+    return Answer(about, [tabulate_tuning(tuning)], commands, figures)
 
 
 @command(
@@ -262,6 +277,8 @@ def compare(
     references: Path,
     queries: Path,
     truth: Path,
+    ids: Path | None = None,
+    query_ids: Path | None = None,
     gallery_references: Path | None = None,
     validation_gallery: Path | None = None,
     validation_queries: Path | None = None,
@@ -271,20 +288,21 @@ def compare(
     select: evaluation.Select = "one-standard-error",
     normalize: bool | None = None,
 ) -> Answer:
-    """Tune every method on validation queries and report all on test queries."""
+    """Tune every method on validation queries and compare them on test queries."""
     task = None
     if validation_queries is not None and validation_truth is not None:
-        task = evaluation.Task(
-            validation_queries, validation_gallery or gallery, _read_truth(validation_truth)
-        )
+        held_out = validation_gallery or gallery, validation_queries, validation_truth
+        other, asked, right = _read_task(*held_out, normalize)
+        task = evaluation.Task(asked, other, right)
     elif validation_gallery or validation_queries or validation_truth:
         raise NNNormError("validation needs both --validation-queries and --validation-truth")
+    items, asked, right = _read_task(gallery, queries, truth, normalize, ids, query_ids)
     with show_progress("Comparing") as progress:
         comparison = evaluation.compare(
-            gallery,
+            items,
             references,
-            queries=queries,
-            truth=_read_truth(truth),
+            queries=asked,
+            truth=right,
             validation=task,
             gallery_references=gallery_references,
             duplicates=duplicates,
@@ -298,8 +316,8 @@ def compare(
 
 
 @command(
-    "audit --gallery photos.npy --queries questions.npy --groups people.csv "
-    "--group-column gender -k 10 --bias bias.safetensors",
+    "audit --gallery photos.npy --queries questions.npy --groups people.csv:gender "
+    "-k 10 --bias bias.safetensors",
     report=True,
 )
 def audit(
@@ -307,22 +325,25 @@ def audit(
     queries: Path,
     groups: Path,
     bias: Path | None = None,
-    group_column: str = "group",
-    label_column: str | None = None,
-    query_table: Path | None = None,
     ks: list[int] | None = None,
     difference: str | None = None,
-    target_shares: str = "gallery",
+    target_shares: Literal["gallery", "equal"] = "gallery",
     normalize: bool | None = None,
 ) -> Answer:
     """Count how often each group is retrieved, before and after a correction."""
-    given = _read_groups(groups, group_column, label_column, query_table)
-    given |= {"ks": ks or [10], "target": _read_target(target_shares)}
-    given["difference"] = difference and tuple(difference.split(","))
+    pair: Any = difference and tuple(difference.split(","))
     loaded = Bias.load(bias) if bias else None
     with show_progress("Counting groups") as progress:
         found = evaluation.audit(
-            queries, gallery, loaded, normalize=normalize, progress=progress, **given
+            queries,
+            gallery,
+            loaded,
+            groups=read_groups(groups),
+            ks=ks or [10],
+            difference=pair,
+            target=target_shares,
+            normalize=normalize,
+            progress=progress,
         )
     correction = None if loaded is None else {"method": loaded.method, **loaded.params}
     figures = {"audit.png": lambda p: p.plot_audit(found)}
@@ -332,33 +353,28 @@ def audit(
 # --- input ---------------------------------------------------------------------------------------
 
 
-def _read_truth(path: Path | None) -> Any:
-    return None if path is None else evaluation.read_truth(path)
-
-
-def _read_groups(
-    groups: Path, group_column: str, label_column: str | None, query_table: Path | None
-) -> dict[str, Any]:
-    labels = () if label_column is None else (label_column,)
-    columns = read_columns(groups, (group_column, *labels))
-    given: dict[str, Any] = {"groups": columns[group_column]}
-    if query_table is not None:
-        about = read_columns(query_table, ("label",) if labels else ("name",), ("name",))
-        given["names"] = about.get("name", about.get("label"))
-        if label_column is not None:
-            given |= {"labels": columns[label_column], "query_labels": about["label"]}
-    elif label_column is not None:
-        raise NNNormError("--label-column needs --query-table, with the label of each query")
-    return given
-
-
-def _read_target(text: str) -> Any:
-    if text in ("gallery", "equal"):
-        return text
-    try:
-        return {name: float(share) for name, share in (p.split("=") for p in text.split(","))}
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is neither gallery nor equal nor shares such as A=0.5,B=0.5",
-            param_hint="--target",
-        ) from None
+def _read_task(
+    gallery: Any,
+    queries: Any,
+    truth: Path | None,
+    normalize: bool | None,
+    ids: Path | None = None,
+    query_ids: Path | None = None,
+    parents: Any = None,
+) -> tuple[Any, Any, Any]:
+    """Read the right items; qrels name them by ids, and leave out queries without any."""
+    if truth is None or truth.suffix in _NO_QRELS:
+        if query_ids is not None:
+            raise NNNormError("--query-ids are for qrels; leave them out")
+        return gallery, queries, None if truth is None else evaluation.read_truth(truth)
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
+    asked = open_embeddings(queries, name="queries", normalize=normalize)
+    named = [
+        next(some for some in (read_ids(file), side.ids, range(len(side))) if some is not None)
+        for file, side in ((query_ids, asked), (ids, items))
+    ]
+    if parents is not None:
+        named[1] = Documents.open(parents, len(items), items.name).ids
+    qrels = evaluation.read_qrels(truth)
+    rows, right = evaluation.truth_of_qrels(qrels, query_ids=named[0], ids=named[1])
+    return items, asked if len(rows) == len(asked) else asked.subset(rows), right

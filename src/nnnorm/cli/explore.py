@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from nnnorm.cli.app import command
-from nnnorm.cli.options import FOLDER
+from nnnorm.cli.options import FOLDER, Line
 from nnnorm.cli.output import Answer, print_parts, read_ids, show_progress, show_steps
 from nnnorm.errors import NNNormError, require, warn
 
@@ -21,7 +21,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @command("demo --output demo-output", output=FOLDER)
 def demo(output: Path = Path("demo-output"), as_json: bool = False) -> Answer:
-    """Run the main job on data that ships with the package: hubs, before and after."""
+    """Show hubs before and after a correction, on data that ships with the package."""
     if not as_json:  # at once: the imports take a moment
         typer.echo("Hubs in a search for pictures, and what nnnorm does about them.\n")
         sys.stdout.flush()
@@ -39,7 +39,7 @@ def demo(output: Path = Path("demo-output"), as_json: bool = False) -> Answer:
     images="Folder of pictures, in the order of the items.",
     metadata="A row per item, to filter by: a table or .json.",
     corrector="A corrector, whose drift is shown.",
-    recent="Queries for the drift; default: --queries.",
+    truth=Line("Input", "Right items per query: .npy, or .json with lists."),
 )
 def explore(
     gallery: Path | None = None,
@@ -48,7 +48,6 @@ def explore(
     truth: Path | None = None,
     index: str | None = None,
     corrector: Path | None = None,
-    recent: Path | None = None,
     ids: Path | None = None,
     images: Path | None = None,
     captions: Path | None = None,
@@ -63,7 +62,7 @@ def explore(
     export: Path | None = None,
     as_json: bool = False,
 ) -> Answer | None:
-    """Look at hubs, results, settings and past queries on a local page; without files, a demo."""
+    """Explore hubs, results, settings and past queries on a local page; without files, a demo."""
     if export is None:
         require("fastapi", "explore")
         require("uvicorn", "explore")
@@ -76,7 +75,6 @@ def explore(
         "truth": truth,
         "index": index,
         "corrector": corrector,
-        "recent": recent,
         "images": images,
         "captions": captions,
         "query_captions": query_captions,
@@ -104,8 +102,8 @@ def explore(
         return Answer({"folder": str(export), "files": written}, [words])
     if host not in _LOOPBACK:
         warn(
-            f"the explorer listens on {host}: everyone who reaches this machine sees the data; "
-            "leave out --host to keep it to yourself"
+            f"the explorer listens on {host}: everyone who can reach this machine can see the "
+            "data; leave out --host to listen on this machine only"
         )
     url = _url_of(opened)
     n_items = len(material.gallery)

@@ -13,11 +13,13 @@ import typer
 
 from nnnorm.bias import Popularity
 from nnnorm.cli.app import HelpfulGroup, app, command
+from nnnorm.cli.options import Line
 from nnnorm.cli.output import (
     Answer,
     Facts,
     answer_ranking,
     check_output,
+    read_groups,
     read_ids,
     show_progress,
 )
@@ -35,26 +37,34 @@ from nnnorm.tables import read_json, read_jsonl
 
 index_app = typer.Typer(
     cls=HelpfulGroup,
-    help="Run the corrected search inside an existing engine.",
-    short_help="Run the corrected search inside an existing engine.",
+    help="Run the corrected search in your vector database.",
+    short_help="Run the corrected search in your vector database.",
     rich_markup_mode=None,
 )
 app.add_typer(index_app, name="index")
 
+_GROUPS = "Groups of the items: a file, or a key of --metadata."
+_GROUPS_KEY = "Key of the metadata with each item's group."
 _LEFT = "the index is as it was before: run the command again"
 
 
-@command("index build faiss:photos --gallery photos.npy --corrector c.safetensors", index_app)
+@command(
+    "index build faiss:photos --gallery photos.npy --corrector c.safetensors",
+    index_app,
+    groups=_GROUPS,
+)
 def build(
     url: str,
     gallery: Path,
     corrector: Path,
     ids: Path | None = None,
     metadata: Path | None = None,
+    groups: str | None = None,
     mode: Mode | None = None,
 ) -> Answer:
     """Build an index in an engine."""
     options = {"ids": read_ids(ids), "metadata": _read_metadata(metadata), "mode": mode}
+    options["groups"] = _read_groups(groups)
     with show_progress("Building", _LEFT) as progress:
         index = build_index(url, gallery, corrector, progress=progress, **options)
     with index:
@@ -72,21 +82,25 @@ def info(url: str) -> Answer:
     "index search faiss:photos --queries queries.npy -k 10",
     index_app,
     output="Write scores and ids (.npz).",
+    parents=Line("Input", "Key of the metadata that names a chunk's document.", "KEY"),
 )
 def search(
     url: str,
     queries: Path,
     k: int = 10,
     weight: float | None = None,
+    min_confidence: float | None = None,
     only: str | None = None,
+    parents: str | None = None,
     output: Path | None = None,
 ) -> Answer:
     """Search an index."""
     check_output(output, [queries], ".npz")
     with open_index(url) as index:
-        hits = index.search(queries, k, weight=weight, filter=only)
+        options: dict[str, Any] = {"weight": weight, "min_confidence": min_confidence}
+        hits = index.search(queries, k, filter=only, parents=parents, **options)
         used = index.config.weight if weight is None else weight
-    ranking = Ranking(hits.scores, hits.ids, hits.ids)
+    ranking = Ranking(hits.scores, hits.ids, hits.ids, hits.confidence, hits.parents)
     return answer_ranking(ranking, output, {"k": k, "weight": used})
 
 
@@ -94,6 +108,7 @@ def search(
     "index add faiss:photos --gallery new.npy --ids new.txt --corrector c.safetensors",
     index_app,
     gallery="New items: .npy, .npz, .parquet or a folder.",
+    groups=_GROUPS,
 )
 def add(
     url: str,
@@ -101,6 +116,7 @@ def add(
     corrector: Path,
     ids: Path | None = None,
     metadata: Path | None = None,
+    groups: str | None = None,
     replace: bool = False,
 ) -> Answer:
     """Add items to an index."""
@@ -108,7 +124,8 @@ def add(
     with open_index(url, corrector) as index:
         before, change = len(index), index.upsert if replace else index.add
         with show_progress("Adding", _LEFT):
-            change(gallery, ids=_ids_like(index, named), metadata=described)
+            labels = _read_groups(groups)
+            change(gallery, ids=_ids_like(index, named), metadata=described, groups=labels)
         return _describe_change(index, "Added to", {"added": len(index) - before})
 
 
@@ -129,23 +146,25 @@ def delete(url: str, ids: Path, ignore_missing: bool = False) -> Answer:
 @command(
     "index refresh faiss:photos --corrector c.safetensors",
     index_app,
+    groups=_GROUPS_KEY,
     ids="With --clicks: their ids; default: 0, 1, 2 and so on.",
 )
 def refresh(
     url: str,
     corrector: Path,
+    groups: str | None = None,
     clicks: Path | None = None,
     ids: Path | None = None,
     popularity_weight: float | None = None,
 ) -> Answer:
-    """Give all items the bias of another corrector, in one step."""
+    """Give all items the bias of another corrector, in one atomic step."""
     counted, named = read_ids(clicks, "clicks"), read_ids(ids)
     if counted is None and (named is not None or popularity_weight is not None):
-        raise NNNormError("--ids and --popularity-weight need --clicks; give it, or leave them out")
+        raise NNNormError("--ids and --popularity-weight need --clicks; pass it, or leave them out")
     weight = 0.02 if popularity_weight is None else popularity_weight
     popularity = None if counted is None else Popularity(counted, weight)
     with open_index(url) as index:
-        options = {"popularity": popularity, "ids": _ids_like(index, named)}
+        options = {"popularity": popularity, "ids": _ids_like(index, named), "groups": groups}
         with show_progress("Refreshing", _LEFT) as progress:
             index.refresh(corrector, progress=progress, **options)
         return _describe(index, "Refreshed")
@@ -194,19 +213,20 @@ def verify(
     index_app,
     references="Past queries to fit a corrector on.",
     corrector="Instead of past queries: a corrector for these items.",
+    groups=_GROUPS_KEY,
 )
 def copy(
     source: str,
     target: str,
     references: Path | None = None,
     corrector: Path | None = None,
+    groups: str | None = None,
     mode: Mode | None = None,
 ) -> Answer:
     """Copy a collection with its ids and metadata, and correct the copy."""
     with show_progress("Copying", _LEFT) as progress:
-        made = copy_index(
-            source, target, corrector, references=references, mode=mode, progress=progress
-        )
+        options: dict[str, Any] = {"references": references, "groups": groups, "mode": mode}
+        made = copy_index(source, target, corrector, progress=progress, **options)
     with made:
         return _describe(made, "Copied to")
 
@@ -227,6 +247,12 @@ def _ids_like(index: CorrectedIndex, ids: Any) -> Any:
         return [int(own) for own in kept]
     except ValueError:
         return kept  # rejected with the kind that they should have
+
+
+def _read_groups(given: str | None) -> Any:
+    """Labels from a file, or the key of the metadata that has them, as it is given."""
+    is_key = given is None or not (Path(given).is_file() or ":" in given)
+    return given if is_key else read_groups(Path(str(given)))
 
 
 def _read_metadata(path: Path | None) -> list[dict[str, Any]] | None:

@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from nnnorm.errors import NNNormError, first_line
+from nnnorm.errors import NNNormError, first_line, printable, show_url
 
 if TYPE_CHECKING:
     from nnnorm.files import Progress
     from nnnorm.ranking import Ranking
 
 _COLUMNS = 80  # of the narrowest terminal that is written for
+
+
+def clean(text: object, keep: str = "") -> str:
+    """Write text that may hold names from data, or URLs, for a terminal: no secrets, no escapes."""
+    return printable(show_url(text), keep)
 
 
 class Facts(NamedTuple):
@@ -35,10 +40,11 @@ class Facts(NamedTuple):
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
         for name, value in self.facts.items():
             if value is not None:
-                shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-                table.add_row(f"  {name}", shown)
+                lines = value if isinstance(value, list) else [value]
+                shown = [f"{one:.4g}" if isinstance(one, float) else str(one) for one in lines]
+                table.add_row(f"  {clean(name)}", "\n".join(map(clean, shown)))
         # Not the table's own title, which would wrap to its width.
-        _console().print(self.title, style="bold")
+        _console().print(clean(self.title), style="bold")
         _console().print(table)
 
 
@@ -65,12 +71,17 @@ def check_report(folder: Path | None) -> None:
         make_folder(folder)
 
 
+def print_note(text: str, keep: str = "") -> None:
+    """Print a note, or an error, on stderr."""
+    typer.echo(clean(text, keep), err=True)
+
+
 def deliver(answer: Answer, as_json: bool, folder: Path | None) -> None:
     """Write a report if asked, then print JSON, or everything for people."""
     if folder is not None:
         _write_report(answer, folder)
     if as_json:
-        typer.echo(json.dumps(answer.about, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(answer.about, indent=2))
         return
     print_parts(answer.parts)
     if answer.next:
@@ -89,21 +100,21 @@ def _write_report(answer: Answer, folder: Path) -> None:
     write_whole(folder / "report.md", lambda file: file.write(text.encode()))
     names = ["report.md"]
     if find_spec("matplotlib") is None:
-        typer.echo("Note: plots need matplotlib: pip install 'nnnorm[plots]'", err=True)
+        print_note("Note: plots need matplotlib: pip install 'nnnorm[plots]'")
     else:
         from nnnorm.report import plots
 
         for name, draw in answer.figures.items():
             plots.save_figure(draw(plots), folder / name)
             names.append(name)
-    typer.echo(f"Written to {folder}: {', '.join(names)}", err=True)
+    print_note(f"Written to {folder}: {', '.join(names)}")
 
 
 def print_parts(parts: Sequence[Any]) -> None:
     """Print tables, facts and paragraphs in turn."""
     for part in parts:
         if isinstance(part, str):
-            _console().print(part)
+            _console().print(clean(part, keep="\n"))
         else:
             part.print()
     sys.stdout.flush()  # what comes next may take long
@@ -135,7 +146,7 @@ def write_command(name: str, options: Mapping[str, Any]) -> list[str]:
 def print_command(parts: Sequence[str]) -> None:
     """Print a command, in several lines that a shell takes as one if it is long."""
     rows = [f"  {parts[0]}"]
-    for part in parts[1:]:
+    for part in map(clean, parts[1:]):
         if len(rows[-1]) + len(part) + len("  \\") > _COLUMNS:
             rows.append("     ")
         rows[-1] += f" {part}"
@@ -153,8 +164,10 @@ def check_output(output: Path | None, inputs: Sequence[Path | None], *suffixes: 
 
     target = check_writable(output)
     if any(path is not None and os.path.realpath(path) == str(target) for path in inputs):
-        raise NNNormError(f"{output} is one of the inputs and would be lost; choose another name")
-    if output.suffix not in suffixes:
+        raise NNNormError(
+            f"{output} is one of the inputs and would be overwritten; choose another name"
+        )
+    if suffixes and output.suffix not in suffixes:
         raise NNNormError(f"the output must end in {' or '.join(suffixes)}; got {output}")
 
 
@@ -165,7 +178,8 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
     from nnnorm.arrays import read_npy
     from nnnorm.tables import read_json
 
-    kind, one = ("whole numbers or strings", "id") if what == "ids" else ("numbers", "number")
+    is_name = what != "clicks"
+    kind, one = ("whole numbers or strings", "id") if is_name else ("numbers", "number")
     expected = f".npy of {kind}, a .json list, or text with one {one} per line"
     if not path.is_file():
         raise NNNormError(f"there is no file of {what} {path}; expected {expected}")
@@ -182,6 +196,18 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
         raise NNNormError(
             f"{path} can't be read as {what} ({first_line(error)}); expected {expected}"
         ) from error
+
+
+def read_groups(given: Path | None) -> Any:
+    """Read labels as `read_ids` does, or a column of a table: TABLE:COLUMN."""
+    from nnnorm.tables import TABLE_SUFFIXES, read_column
+
+    if given is None:
+        return None
+    table, _, column = (given, "", "") if given.is_file() else str(given).rpartition(":")
+    if Path(table).suffix not in TABLE_SUFFIXES:
+        return read_ids(given, "groups")
+    return read_column(table, column or None)
 
 
 def read_settings(pairs: Sequence[str] | None, **others: str | None) -> dict[str, Any]:
@@ -232,14 +258,15 @@ def show_progress(label: str, interrupted: str = "") -> Iterator["Progress | Non
 
 @contextmanager
 def show_steps() -> Iterator[Callable[[str], None]]:
-    """One line on stderr that tells what is being done, while that is a terminal."""
+    """One line on stderr that shows what is being done, while that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return
     from rich.console import Console
+    from rich.text import Text
 
     with Console(stderr=True).status("Starting") as status:
-        yield lambda text: status.update(f"{text} …")
+        yield lambda text: status.update(Text(f"{clean(text)} …"))
 
 
 # --- rankings ------------------------------------------------------------------------------------
@@ -254,33 +281,44 @@ def answer_ranking(
         ranking.save(output)
     else:
         about["indices"] = ranking.indices.tolist()
-        if ranking.ids is not None:
-            about["ids"] = ranking.ids.tolist()
+        for name in ("ids", "parents"):
+            if (names := getattr(ranking, name)) is not None:
+                about[name] = names.tolist()
         about["scores"] = [
             # JSON has no infinities, which stand for places without an item.
             [float(f"{score:.7g}") if score > -math.inf else None for score in row]
             for row in ranking.scores
         ]
+        if ranking.confidence is not None:
+            about["confidence"] = [
+                float(f"{one:.7g}") if one > -math.inf else None for one in ranking.confidence
+            ]
     return Answer(about, [_tabulate(ranking, output, corrected)])
 
 
 def _tabulate(ranking: "Ranking", output: Path | None, corrected: bool) -> Any:
-    """The first places of the first queries."""
+    """The first hits of the first queries."""
     from nnnorm.report import Table
 
-    names = ranking.indices if ranking.ids is None else ranking.ids
+    known = {"document": ranking.parents, "id": ranking.ids, "index": ranking.indices}
+    what, names = next((what, some) for what, some in known.items() if some is not None)
     (n_queries, k), shown = names.shape, min(10, len(names))
-    columns = min(5, k)
-    rows = [
-        (str(query), *(f"{names[query, n]} {ranking.scores[query, n]:.3f}" for n in range(columns)))
+    hits = [
+        [f"{name} {score:.3f}" if score > -math.inf else "–" for name, score in pairs]
         for query in range(shown)
+        for pairs in [zip(names[query, :5], ranking.scores[query, :5], strict=True)]
     ]
-    what = "index" if ranking.ids is None else "id"
+    widths = [max(map(len, column)) + 2 for column in zip(*hits, strict=True)]
+    fitting = [n for n in range(1, len(widths) + 1) if sum(widths[:n], start=5) <= _COLUMNS]
+    columns = max(fitting, default=1)
+    rows = [(str(query), *cells[:columns]) for query, cells in enumerate(hits)]
     score = "corrected score" if corrected else "score"
     notes: tuple[str, ...] = ()
     if output is not None or n_queries > shown or k > columns:
         note = f"Shown: {shown} of {n_queries:,} queries, {columns} of {k} places; "
         notes = (note + (f"all are in {output}" if output else "-o FILE or --json gives all"),)
+    if n_empty := int((ranking.scores[:, 0] == -math.inf).sum()):
+        notes += (f"{n_empty:,} of {n_queries:,} queries have no hits.",)
     title = f"Best items ({what}, {score})"
     headings = ("query", *(str(place + 1) for place in range(columns)))
     return Table(title, headings, tuple(rows), notes)

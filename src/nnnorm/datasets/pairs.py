@@ -7,7 +7,8 @@ disk they are a JSON file, with both lists next to it as plain text, one entry p
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -16,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.files import check_writable, safe_name, write_whole
+from nnnorm.files import check_writable, write_whole
 from nnnorm.tables import read_json
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 _FORMAT = "nnnorm.pairs/1"
+_LONGEST_NAME = 50  # characters of up to four bytes; file systems allow 255
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,28 +36,33 @@ class Pairs:
     splits: Mapping[str, IntArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", safe_name(self.name, "pairs"))
+        # A name that comes from data becomes part of file names.
+        safe = re.sub(r"[^\w .-]", "_", self.name)[:_LONGEST_NAME].strip(". ")
+        object.__setattr__(self, "name", safe or "pairs")
         if not self.images or not self.captions:
             raise NNNormError(
                 f"{self.name} must have images and captions; got {len(self.images)} and "
                 f"{len(self.captions)}"
             )
-        object.__setattr__(self, "image_of", _numbers(self.image_of, len(self.images), self.name))
-        if len(self.image_of) != len(self.captions):
+        image_of = np.asarray(self.image_of, dtype=np.int64)
+        rows = {name: np.sort(np.asarray(s, dtype=np.int64)) for name, s in self.splits.items()}
+        in_splits = np.concatenate([np.empty(0, dtype=np.int64), *rows.values()])
+        named = np.concatenate([image_of, in_splits])
+        if len(image_of) != len(self.captions):
             raise NNNormError(
-                f"{self.name} must name one image per caption; got {len(self.image_of)} for "
+                f"{self.name} must name one image per caption; got {len(image_of)} for "
                 f"{len(self.captions)} captions"
             )
-        splits = {
-            split: np.sort(_numbers(rows, len(self.images), f"{self.name}, split {split}"))
-            for split, rows in self.splits.items()
-        }
-        every = np.concatenate([*splits.values(), np.empty(0, dtype=np.int64)])
-        counts = np.bincount(every, minlength=1)
+        if len(wrong := named[(named < 0) | (named >= len(self.images))]):
+            raise NNNormError(
+                f"{self.name} names image {wrong[0]}, but there are {len(self.images)} images"
+            )
+        counts = np.bincount(in_splits, minlength=1)
         if counts.max() > 1:
             image = self.images[int(counts.argmax())]
             raise NNNormError(f"{self.name}: {image} is in two splits, or twice in one; keep one")
-        object.__setattr__(self, "splits", splits)
+        object.__setattr__(self, "image_of", image_of)
+        object.__setattr__(self, "splits", rows)
 
     def split(self, name: str) -> IntArray:
         """Return the image numbers of a split."""
@@ -66,14 +73,11 @@ class Pairs:
 
     def captions_of(self, images: npt.ArrayLike, at_most: int | None = None) -> IntArray:
         """Return the caption numbers of some images, in the order of those images."""
-        wanted = np.asarray(images, dtype=np.int64)
         order = np.argsort(self.image_of, kind="stable")
         counts = np.bincount(self.image_of, minlength=len(self.images))
-        starts = np.concatenate([[0], np.cumsum(counts)])[wanted]
-        taken = counts[wanted] if at_most is None else np.minimum(counts[wanted], at_most)
-        ends = np.cumsum(taken)
-        places = np.repeat(starts - (ends - taken), taken) + np.arange(taken.sum())
-        return np.asarray(order[places], dtype=np.int64)
+        of_image = np.split(order, np.cumsum(counts)[:-1])
+        some = [of_image[image][:at_most] for image in np.asarray(images, dtype=np.int64)]
+        return np.concatenate([np.empty(0, dtype=np.int64), *some])
 
     def without_images(self, images: npt.ArrayLike) -> "Pairs":
         """Return the pairs without some images and their captions, renumbered."""
@@ -94,7 +98,7 @@ def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]
     """Write ``NAME.json``, ``NAME-images.txt``, ``NAME-captions.txt`` and ``NAME-truth.npy``."""
     if broken := [path for path in pairs.images if "\n" in path]:
         raise NNNormError(
-            f"a list of images has one path per line, but this has two: {broken[0]!r}"
+            f"a list of images has one path per line, but this line has two: {broken[0]!r}"
         )
     about = {
         "format": _FORMAT,
@@ -109,7 +113,13 @@ def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]
         f"{pairs.name}-images.txt": "\n".join(pairs.images) + "\n",
         f"{pairs.name}-captions.txt": "\n".join(pairs.captions) + "\n",
     }
-    contents = {Path(folder) / name: _to_utf8(text, pairs.name) for name, text in texts.items()}
+    try:
+        contents = {Path(folder) / name: text.encode() for name, text in texts.items()}
+    except UnicodeEncodeError as error:  # half of a character
+        quoted = error.object[max(0, error.start - 20) : error.end + 20]
+        raise NNNormError(
+            f"{pairs.name} has a name or caption that is not text ({quoted!r}); rename or remove it"
+        ) from error
     truth = Path(folder) / f"{pairs.name}-truth.npy"
     for path in (*contents, truth):
         check_writable(path)  # all of them before writing the first
@@ -146,26 +156,3 @@ def _texts(entries: object) -> tuple[str, ...]:
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise TypeError("expected a list of texts")
     return tuple(entries)
-
-
-def _to_utf8(text: str, name: str) -> bytes:
-    """Encode text, or raise an error that quotes what can't be: half of a character."""
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        quoted = text[max(0, error.start - 20) : error.end + 20]
-        raise NNNormError(
-            f"{name} has a name or caption that is not text ({quoted!r}); rename or remove it"
-        ) from error
-
-
-def _numbers(rows: npt.ArrayLike | Sequence[int], n_images: int, what: str) -> IntArray:
-    numbers = np.asarray(rows)
-    if numbers.size == 0:
-        return np.empty(0, dtype=np.int64)
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise NNNormError(f"{what} must be given as a list of image numbers; got {numbers.dtype}")
-    if numbers.min() < 0 or numbers.max() >= n_images:
-        bad = numbers.min() if numbers.min() < 0 else numbers.max()
-        raise NNNormError(f"{what} names image {bad}, but there are {n_images} images")
-    return numbers.astype(np.int64)

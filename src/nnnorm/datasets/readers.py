@@ -1,4 +1,4 @@
-"""Readers of image–text data sets: Karpathy's and COCO's files, tables, clip-retrieval's folders.
+"""Readers of data sets: Karpathy's and COCO's files, tables, clip-retrieval's and BEIR's folders.
 
 In Karpathy's split of COCO, `restval` is the part of the validation images that is used neither for
 validation nor for test; it is usually added to the training split. COCO's own annotation files are
@@ -18,9 +18,9 @@ import numpy.typing as npt
 from nnnorm.arrays import find_shards
 from nnnorm.datasets.pairs import Pairs, save_pairs
 from nnnorm.embeddings import Embeddings, open_embeddings
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, warn
 from nnnorm.files import write_whole
-from nnnorm.tables import read_columns, read_json
+from nnnorm.tables import check_ids, read_columns, read_json
 
 _KARPATHY = "one of Karpathy's split files, such as dataset_flickr30k.json"
 _COCO = "a caption file of COCO, such as captions_val2017.json"
@@ -35,32 +35,24 @@ def read_karpathy(
     pictures = about.get("images") if isinstance(about, dict) else None
     if not isinstance(pictures, list):
         raise NNNormError(f"{path} has no list of images; expected {_KARPATHY}")
-    files: list[str] = []
-    captions: list[str] = []
-    image_of: list[int] = []
-    splits: dict[str, list[int]] = {"train": [], "val": [], "test": []}
+    split_of: dict[str, str] = {}
+    rows: list[tuple[str, str]] = []
     for number, picture in enumerate(pictures):
         needed = "filename, split and sentences, each with its raw text"
         with _explain_shape(f"{path}: image {number}", needed, _KARPATHY):
-            file = str(Path(picture.get("filepath", "")) / picture["filename"])
+            file = str(Path(images, picture.get("filepath", ""), picture["filename"]))
             split = picture["split"]
-            sentences = [_tidy(sentence["raw"]) for sentence in picture["sentences"]]
-        files.append(str(Path(images) / file))
-        captions += sentences
-        image_of += [number] * len(sentences)
-        if split == "restval":
-            if restval:
-                splits["train"].append(number)
-        elif split in splits:
-            splits[split].append(number)
-        else:
+            rows += [(file, _tidy(sentence["raw"])) for sentence in picture["sentences"]]
+        if split not in ("train", "val", "test", "restval"):
             raise NNNormError(
-                f"{path}: image {number} ({file}) is in the split {split!r}; expected train, val, "
-                "test or restval"
+                f"{path}: image {number} ({picture['filename']}) is in the split {split!r}; "
+                "expected train, val, test or restval"
             )
+        if split == "restval":
+            split = "train" if restval else ""
+        split_of[file] = split
     name = str(about.get("dataset") or Path(path).stem.removeprefix("dataset_"))
-    rows = {split: np.array(some, dtype=np.int64) for split, some in splits.items() if some}
-    return Pairs(name, tuple(files), tuple(captions), np.array(image_of, dtype=np.int64), rows)
+    return _make_pairs(name, split_of, rows)
 
 
 def read_coco(
@@ -69,37 +61,81 @@ def read_coco(
     """Read images and captions of COCO's caption files, one split per file."""
     if not paths:
         raise NNNormError(f"no file was given; expected at least {_COCO}")
-    files: list[str] = []
-    captions: list[str] = []
-    image_of: list[int] = []
-    splits: dict[str, Any] = {}
+    split_of: dict[str, str] = {}
+    rows: list[tuple[str, str]] = []
     for path in paths:
         about = read_json(path, _COCO)
         split = Path(path).stem.removeprefix("captions_")
-        if split in splits:
-            raise NNNormError(f"two files are named {Path(path).name}; give each split once")
+        if split in split_of.values():
+            raise NNNormError(f"two files are named {Path(path).name}; pass each split once")
         folder = Path(images) / split if (Path(images) / split).is_dir() else Path(images)
         needed = "images with id and file_name, and annotations with image_id and caption"
         with _explain_shape(str(path), needed, _COCO):
-            number_of = {p["id"]: len(files) + row for row, p in enumerate(about["images"])}
-            splits[split] = np.arange(len(files), len(files) + len(about["images"]))
-            files += [str(folder / picture["file_name"]) for picture in about["images"]]
-            pairs = [(a["image_id"], _tidy(a["caption"])) for a in about["annotations"]]
-        if stray := [image for image, _ in pairs if image not in number_of]:
+            files = {image["id"]: str(folder / image["file_name"]) for image in about["images"]}
+            captions = [(note["image_id"], _tidy(note["caption"])) for note in about["annotations"]]
+        if stray := [image for image, _ in captions if image not in files]:
             raise NNNormError(
                 f"{path}: {len(stray)} captions are of images that the file does not name, the "
                 f"first of image {stray[0]}"
             )
-        image_of += [number_of[image] for image, _ in pairs]
-        captions += [caption for _, caption in pairs]
-    return Pairs("coco", tuple(files), tuple(captions), np.array(image_of, dtype=np.int64), splits)
+        split_of |= dict.fromkeys(files.values(), split)
+        rows += [(files[image], caption) for image, caption in captions]
+    return _make_pairs("coco", split_of, rows)
 
 
 def read_table(path: str | os.PathLike[str], images: str | os.PathLike[str] = ".") -> Pairs:
     """Read a table with the columns `image`, `caption` and optionally `split`."""
     columns = read_columns(path, ("image", "caption"), ("split",))
     files = [str(Path(images) / file) for file in columns["image"]]
-    return _make_pairs(Path(path).stem, files, columns["caption"], columns.get("split", ()))
+    split_of: dict[str, str] = {}
+    for image, split in zip(files, columns.get("split", [""] * len(files)), strict=True):
+        if split_of.setdefault(image, split) != split:
+            raise NNNormError(
+                f"{path}: {image} is in the splits {split_of[image]!r} and {split!r}; an "
+                "image and all its captions belong to one"
+            )
+    rows = list(zip(files, map(_tidy, columns["caption"]), strict=True))
+    return _make_pairs(Path(path).stem, split_of, rows)
+
+
+class Beir(NamedTuple):
+    """Texts of a BEIR folder, the queries of one split, and their judgments by id."""
+
+    name: str
+    documents: list[str]
+    document_ids: list[str]
+    queries: list[str]
+    query_ids: list[str]
+    qrels: Path
+
+
+def read_beir(folder: str | os.PathLike[str], split: str = "test") -> Beir:
+    """Read `corpus.jsonl`, `queries.jsonl` and ``qrels/SPLIT.tsv``; a title comes before its text.
+
+    Documents without a title and a text are left out, with a warning.
+    """
+    root, texts = Path(folder), {}
+    qrels = root / "qrels" / f"{split}.tsv"
+    if not qrels.is_file():
+        there = ", ".join(sorted(path.stem for path in root.glob("qrels/*.tsv"))) or "none"
+        raise NNNormError(f"{qrels} is not there; the splits of {folder} are: {there}")
+    for part in ("corpus", "queries"):
+        columns = read_columns(root / f"{part}.jsonl", ("_id",), ("title", "text"))
+        ids, blank = columns["_id"], [""] * len(columns["_id"])
+        check_ids(ids, len(ids), name=f"{root / part}.jsonl")
+        rows = zip(columns.get("title", blank), columns.get("text", blank), strict=True)
+        texts[part] = dict(zip(ids, (" ".join(filter(None, row)) for row in rows), strict=True))
+    documents = {own: text for own, text in texts["corpus"].items() if text}
+    if n_blank := len(texts["corpus"]) - len(documents):
+        warn(f"{n_blank:,} documents of {folder} have no title and no text; left out")
+    asked = dict.fromkeys(read_columns(qrels, ("query-id",))["query-id"])
+    if unknown := [own for own in asked if own not in texts["queries"]]:
+        raise NNNormError(f"{qrels} names the query {unknown[0]!r}, which isn't in queries.jsonl")
+    if blank_ids := [own for own in asked if not texts["queries"][own]]:
+        raise NNNormError(f"the query {blank_ids[0]!r} of {root / 'queries.jsonl'} has no text")
+    queries = [texts["queries"][own] for own in asked]
+    sides = list(documents.values()), list(documents), queries, list(asked)
+    return Beir(root.resolve().name, *sides, qrels)
 
 
 class ClipRetrieval(NamedTuple):
@@ -124,22 +160,20 @@ def read_clip_retrieval(folder: str | os.PathLike[str]) -> ClipRetrieval:
             f"{folder} must be a folder with img_emb, text_emb and metadata; "
             f"{missing[0]} is not there"
         )
-    files: list[str] = []
-    captions: list[str] = []
+    rows: list[tuple[str, str]] = []
     for shard in find_shards(parts["metadata"], f"metadata ({parts['metadata']})"):
         if shard.suffix != ".parquet":
             raise NNNormError(f"{shard} must be a .parquet file, as clip-retrieval writes it")
         columns = read_columns(shard, ("image_path", "caption"))
-        files += columns["image_path"]
-        captions += columns["caption"]
+        rows += zip(columns["image_path"], map(_tidy, columns["caption"]), strict=True)
     images = open_embeddings(parts["img_emb"], name="img_emb")
     texts = open_embeddings(parts["text_emb"], name="text_emb")
-    if not len(images) == len(texts) == len(captions):
+    if not len(images) == len(texts) == len(rows):
         raise NNNormError(
             f"{folder}: img_emb, text_emb and metadata must have the same rows; got {len(images)}, "
-            f"{len(texts)} and {len(captions)}. Is a shard missing?"
+            f"{len(texts)} and {len(rows)}. Is a shard missing?"
         )
-    pairs = _make_pairs(root.name or "clip-retrieval", files, captions)
+    pairs = _make_pairs(root.name, dict.fromkeys((image for image, _ in rows), ""), rows)
     _, first = np.unique(pairs.image_of, return_index=True)
     return ClipRetrieval(pairs, first.astype(np.int64), images, texts)
 
@@ -160,25 +194,15 @@ def save_clip_retrieval(found: ClipRetrieval, folder: str | os.PathLike[str]) ->
     return (*save_pairs(found.pairs, folder), gallery)
 
 
-def _make_pairs(
-    name: str, images: Sequence[str], captions: Sequence[str], splits: Sequence[str] = ()
-) -> Pairs:
-    """Make `Pairs` from rows; rows with the same image are its captions."""
-    number_of = {image: number for number, image in enumerate(dict.fromkeys(images))}
-    split_of: dict[str, str] = {}
-    for image, split in zip(images, splits, strict=False):
-        if split_of.setdefault(image, split) != split:
-            raise NNNormError(
-                f"{name}: {image} is in the splits {split_of[image]!r} and {split!r}; an "
-                "image and all its captions belong to one"
-            )
-    named: dict[str, list[int]] = {}
+def _make_pairs(name: str, split_of: dict[str, str], rows: Sequence[tuple[str, str]]) -> Pairs:
+    """Make `Pairs` of images with their splits, if any, and rows of an image and a caption."""
+    number_of = {image: number for number, image in enumerate(split_of)}
+    splits: dict[str, Any] = {}
     for image, split in split_of.items():
         if split:
-            named.setdefault(split, []).append(number_of[image])
-    image_of = np.array([number_of[image] for image in images], dtype=np.int64)
-    rows = {split: np.array(some) for split, some in named.items()}
-    return Pairs(name, tuple(number_of), tuple(map(_tidy, captions)), image_of, rows)
+            splits.setdefault(split, []).append(number_of[image])
+    image_of = np.array([number_of[image] for image, _ in rows], dtype=np.int64)
+    return Pairs(name, tuple(split_of), tuple(caption for _, caption in rows), image_of, splits)
 
 
 def _tidy(text: str) -> str:

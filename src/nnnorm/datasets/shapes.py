@@ -55,16 +55,12 @@ class TextTower:
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Return the unit vectors of texts; see `Shapes.encode_texts`."""
-        if (
-            isinstance(texts, str)
-            or not isinstance(texts, Sequence)
-            or not all(isinstance(text, str) for text in texts)
-        ):
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise NNNormError(
                 f"texts must be a list of strings, such as ['a red star']; got {texts!r}"
             )
         if len(texts) == 0:
-            raise NNNormError("texts is empty; give at least one, such as ['a red star']")
+            raise NNNormError("texts is empty; pass at least one, such as ['a red star']")
         numbers = {name: place for place, name in enumerate((*self.words, *self.pairs))}
         words = [split_words(text) for text in texts]
         self._check_words(texts, words)
@@ -104,28 +100,34 @@ class TextTower:
             )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Shapes:
     """Embeddings of pictures of shapes and of captions, in the roles of a search."""
 
-    gallery: FloatArray = field(repr=False)
-    queries: FloatArray = field(repr=False)
-    truth: IntArray = field(repr=False)
-    references: FloatArray = field(repr=False)
-    gallery_references: FloatArray = field(repr=False)
-    other_references: FloatArray = field(repr=False)
-    validation_gallery: FloatArray = field(repr=False)
-    validation_queries: FloatArray = field(repr=False)
-    validation_truth: IntArray = field(repr=False)
-    captions: tuple[str, ...] = field(repr=False)
-    validation_captions: tuple[str, ...] = field(repr=False)
-    reference_captions: tuple[str, ...] = field(repr=False)
-    other_captions: tuple[str, ...] = field(repr=False)
-    scenes: Scenes = field(repr=False)
-    validation_scenes: Scenes = field(repr=False)
-    reference_scenes: Scenes = field(repr=False)
-    other_scenes: Scenes = field(repr=False)
-    text_tower: TextTower = field(repr=False)
+    gallery: FloatArray
+    queries: FloatArray
+    truth: IntArray
+    references: FloatArray
+    gallery_references: FloatArray
+    other_references: FloatArray
+    validation_gallery: FloatArray
+    validation_queries: FloatArray
+    validation_truth: IntArray
+    captions: tuple[str, ...]
+    validation_captions: tuple[str, ...]
+    reference_captions: tuple[str, ...]
+    other_captions: tuple[str, ...]
+    scenes: Scenes
+    validation_scenes: Scenes
+    reference_scenes: Scenes
+    other_scenes: Scenes
+    text_tower: TextTower
+
+    def __repr__(self) -> str:
+        return (
+            f"Shapes({len(self.gallery):,} items, {len(self.queries):,} queries, "
+            f"{len(self.references):,} past queries, dim {self.gallery.shape[1]})"
+        )
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -134,26 +136,15 @@ class Shapes:
 
     def draw(self, item: int, resolution: int = 96) -> npt.NDArray[np.uint8]:
         """Draw a picture of the gallery, ``(resolution, resolution, 3)``, with Pillow."""
-        if isinstance(resolution, bool) or resolution not in range(12, 2049):
-            raise NNNormError(
-                f"resolution must be a whole number from 12 to 2048; got {resolution!r}"
-            )
-        return draw_scene(self.scenes[self._check_item(item)], resolution)
+        return draw_scene(self.scenes[item], resolution)
 
     def describe(self, item: int) -> str:
         """Describe a picture of the gallery in words."""
-        return describe_scene(self.scenes[self._check_item(item)])
+        return describe_scene(self.scenes[item])
 
     def encode_texts(self, texts: Sequence[str]) -> FloatArray:
         """Encode new queries, with numpy alone."""
         return self.text_tower.encode(texts)
-
-    def _check_item(self, item: int) -> int:
-        if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
-            raise NNNormError(f"item must be a whole number; got {item!r}")
-        if not 0 <= item < len(self.scenes):
-            raise NNNormError(f"item must be from 0 to {len(self.scenes) - 1}; got {item}")
-        return int(item)
 
 
 @lru_cache(maxsize=1)

@@ -183,8 +183,8 @@ def check_texts(texts: Sequence[str]) -> None:
     empty = [place for place, text in enumerate(texts) if not text.strip()]
     if empty:
         raise NNNormError(
-            f"texts: number {empty[0]} (counted from 0) is empty, and {len(empty)} such in all; "
-            "a model gives every empty text the same meaningless row: remove them"
+            f"text {empty[0]} (counted from 0) is empty ({len(empty)} texts are); remove empty "
+            "texts, because a model gives them all the same meaningless row"
         )
 
 
@@ -232,7 +232,7 @@ def load_encoder(
     kind = getattr(import_module(f"nnnorm.encoders.{module}"), name)
     options = {"revision": revision, "device": pick_device(device), "dtype": dtype}
     if Path(model).is_dir():
-        advice = "is one of its files missing, cut short or damaged?"
+        advice = "is one of its files missing, truncated or damaged?"
     elif chosen == "open-clip":
         advice = "see open_clip.list_pretrained() for the names"
     else:
@@ -245,6 +245,8 @@ def load_encoder(
             encoder: Encoder = kind(str(model), **options)
             if "texts" in encoder.modalities:
                 encoder.token_counts(["a text"])  # a damaged tokenizer fails here, not in the work
+        about = {"encoder": chosen, "model": encoder.name, "dtype": dtype}
+        encoder.about = {**about, "normalization": "unit norm, by nnnorm", **encoder.about}
         return encoder
     except (NNNormError, ImportError, MemoryError):
         raise
@@ -255,22 +257,15 @@ def load_encoder(
 
 
 def _recognize(path: Path) -> Library:
-    if path.is_dir():
-        if (path / "modules.json").is_file():
-            return "sentence-transformers"
-        if (path / "config.json").is_file():
-            return "transformers"
+    if (path / "modules.json").is_file():
+        return "sentence-transformers"
+    if (path / "config.json").is_file():
+        return "transformers"
+    if path.exists() or len(path.parts) > 2 or path.is_absolute():
         raise NNNormError(
             f"{path} isn't a model folder: expected config.json (transformers) or modules.json "
-            "(sentence-transformers)"
+            "(sentence-transformers) in it, or a name on the hub"
         )
-    if path.is_file():
-        raise NNNormError(
-            f"{path} is a file; expected a folder with config.json or modules.json, or a name on "
-            "the hub"
-        )
-    if len(path.parts) > 2 or path.is_absolute():
-        raise NNNormError(f"model {path}: there is no such folder; check the path")
     return "sentence-transformers" if path.parts[0] == "sentence-transformers" else "transformers"
 
 
@@ -332,11 +327,6 @@ def hash_weights(model: str) -> str | None:
             while block := file.read(2**22):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def list_some(keys: list[str]) -> str:
-    """Return the first keys as text."""
-    return ", ".join(keys[:3]) + (", …" if len(keys) > 3 else "")
 
 
 def to_numpy(tensor: Any) -> npt.NDArray[Any]:

@@ -21,7 +21,6 @@ from nnnorm.encoders.encoder import (
     Modality,
     check_vocabulary,
     hash_weights,
-    list_some,
     to_numpy,
 )
 from nnnorm.errors import NNNormError, require
@@ -94,10 +93,7 @@ class HuggingFace(Encoder):
         if self._cleans:
             texts["cleaned"] = f"as by BLIP's authors, at most {_BLIP_WORDS} words"
         self.about = {
-            "encoder": "transformers",
-            "model": model,
             "architecture": kind.architecture,
-            "dtype": dtype,
             "revision": None if Path(model).is_dir() else getattr(config, "_commit_hash", None),
             "weights_sha256": hash_weights(model),
             "preprocessing": {"texts": texts, kind.modalities[0]: preprocessing},
@@ -238,6 +234,6 @@ def load_pretrained(model: str, architecture: str, options: Mapping[str, Any]) -
             ]
             raise NNNormError(
                 f"model {model} {words.format(len(keys))} {architecture}: "
-                f"{list_some(shown)}; was it saved as another kind of model?"
+                f"{', '.join(shown[:3])}; was it saved as another kind of model?"
             )
     return loaded.float().eval()

@@ -44,36 +44,27 @@ def list_inputs(source: Path, kind: str = "images", column: str | None = None) -
     _reject_urls([str(source)])
     if _is_container(source, kind):
         return Column(_open_container(source), kind, column, source)
-    suffixes = _SUFFIXES.get(kind, ())
-    is_plain = (source.is_dir() and bool(suffixes)) or source.suffix.lower() in suffixes
-    if column is not None and (is_plain or source.suffix.lower() not in TABLE_SUFFIXES):
+    suffix, suffixes = source.suffix.lower(), _SUFFIXES.get(kind, ())
+    is_table = suffix in TABLE_SUFFIXES
+    if column is not None and not (is_table and source.is_file()):
         raise NNNormError(f"{source} is not a table and has no column {column!r}; leave it out")
-    if is_plain and source.is_dir():
+    if suffix in suffixes:
+        return [source]
+    if suffixes and source.is_dir():
         found = sorted(path for path in source.rglob("*") if path.suffix.lower() in suffixes)
         if not found:
             raise NNNormError(f"{kind}: {source} has no files of {', '.join(suffixes)}")
         return found
-    if is_plain:
-        return [source]
-    entries = _read_entries(source, kind, column)
-    if kind == "texts":
-        return entries
-    _reject_urls(entries)
-    return [source.parent / entry for entry in entries]
-
-
-def _read_entries(source: Path, kind: str, column: str | None) -> list[str]:
-    if source.is_dir():
-        raise NNNormError(f"{kind}: {source} is a folder; expected a file with a text per line")
-    if not source.is_file():
-        raise NNNormError(f"{kind}: there is no file or folder {source}; check the path")
-    if source.suffix.lower() == ".json":
+    if suffix == ".json":
         raise NNNormError(
             f"{kind}: {source} is JSON; expected a text file with an entry per line, or a table "
             f"({', '.join(TABLE_SUFFIXES)})"
         )
-    is_table = source.suffix.lower() in TABLE_SUFFIXES
-    return read_column(source, column) if is_table else read_lines(source)
+    entries = read_column(source, column) if is_table else read_lines(source)
+    if kind == "texts":
+        return entries
+    _reject_urls(entries)
+    return [source.parent / entry for entry in entries]
 
 
 def _reject_urls(entries: Sequence[str]) -> None:
@@ -261,7 +252,7 @@ def _opened(source: str | os.PathLike[str]) -> Iterator[Any]:
         raise
     except Exception as error:  # each of Pillow's readers raises its own kind of error
         raise NNNormError(
-            f"image {path} can't be read ({first_line(error)}); is it too large, cut short, or not "
+            f"image {path} can't be read ({first_line(error)}); is it too large, truncated, or not "
             "an image?"
         ) from error
 
@@ -322,5 +313,5 @@ def _call_soundfile(function: str, source: Any, **options: Any) -> Any:
         return getattr(soundfile, function)(source if is_path else io.BytesIO(source), **options)
     except (soundfile.SoundFileError, OSError) as error:
         raise NNNormError(
-            f"{name} can't be read ({first_line(error)}); is it cut short, or not a sound?"
+            f"{name} can't be read ({first_line(error)}); is it truncated, or not a sound?"
         ) from error

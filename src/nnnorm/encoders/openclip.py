@@ -36,13 +36,9 @@ class OpenClip(Encoder):
         self.dim = self.embed_texts(["a"]).shape[1]
         sha256 = None if weights is None else hash_weights(weights)
         self.about = {
-            "encoder": "open-clip",
-            "model": model,
-            "dtype": dtype,
             "revision": weights if sha256 is None else None,
             "weights_sha256": sha256,
             "preprocessing": {"images": str(self._transform), "max_length": self.context},
-            "normalization": "unit norm, by nnnorm",
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
@@ -78,6 +74,6 @@ def split_name(model: str) -> tuple[str, str | None]:
     if not weights:
         raise NNNormError(
             f"an OpenCLIP model is named ARCHITECTURE/WEIGHTS, such as ViT-B-32/laion2b_s34b_b79k; "
-            f"got {model!r}: without weights its numbers would be random"
+            f"got {model!r}: without weights its weights would be random"
         )
     return architecture, weights

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from nnnorm.arrays import IDS_FILE
 from nnnorm.encoders.encoder import Encoder, Modality, check_texts
 from nnnorm.encoders.inputs import Column, check_inputs
 from nnnorm.errors import NNNormError
-from nnnorm.files import Progress, make_folder, write_whole
+from nnnorm.files import Progress, make_folder, make_mapped, write_whole
 
 _FOLDERS: dict[Modality, str] = {"images": "img_emb", "texts": "text_emb", "audio": "audio_emb"}
 _ABOUT, _DONE = "about.json", "finished_rows.txt"
@@ -43,16 +44,21 @@ def encode_to_folder(
     items: Sequence[Any],
     output: str | os.PathLike[str],
     *,
+    ids: Sequence[str] | None = None,
     batch_size: int = 32,
     progress: Progress | None = None,
 ) -> Encoded:
-    """Encode a list of images, texts or sounds into a folder."""
+    """Encode a list of images, texts or sounds into a folder, with the ids of its rows."""
     encoder.check_modality(modality)
     if not len(items):
-        raise NNNormError(f"there are no {modality} to encode; give at least one")
+        raise NNNormError(f"there are no {modality} to encode; pass at least one")
     folder = Path(output) / _FOLDERS[modality]
     growing = folder.with_name(f"{folder.name}.partial")
+    if ids is None and isinstance(items, Column):
+        ids = items.keys()
     about = _describe(encoder, modality, items)
+    if ids is not None:
+        about["ids_sha256"] = _digest("texts", ids)
     if folder.exists():
         return Encoded(folder, _read_about(folder, about), len(items))
     n_done = 0
@@ -65,7 +71,7 @@ def encode_to_folder(
         check_inputs(items[n_done:], modality)
     stream = encoder.stream(modality, items, first=n_done, batch_size=batch_size)
     try:
-        matrix = _open_matrix(growing, folder.name, about, items)
+        matrix = _open_matrix(growing, folder.name, about, items, ids)
         for number, (start, rows) in enumerate(stream, 1):
             stop = start + len(rows)
             matrix[start:stop] = rows
@@ -79,14 +85,19 @@ def encode_to_folder(
         if not (growing / _DONE).exists():  # nothing worth keeping
             shutil.rmtree(growing, ignore_errors=True)
         raise
+    del matrix  # Windows can't rename a folder with an open file
     (growing / _DONE).unlink()
     os.rename(growing, folder)
     return Encoded(folder, about, n_done)
 
 
 def _open_matrix(
-    growing: Path, name: str, about: dict[str, Any], items: Sequence[Any]
-) -> np.memmap[Any, np.dtype[np.float32]]:
+    growing: Path,
+    name: str,
+    about: dict[str, Any],
+    items: Sequence[Any],
+    ids: Sequence[str] | None,
+) -> Any:
     """Open the file of work in progress, made with its description if it is new."""
     path = growing / f"{name}_0.npy"
     if not path.exists():
@@ -94,12 +105,9 @@ def _open_matrix(
         _write(growing / _ABOUT, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
         names = map(str, items) if _are_names(items) else (f"row {n}" for n in range(len(items)))
         _write(growing / "items.jsonl", "".join(f"{json.dumps(name)}\n" for name in names))
-        if isinstance(items, Column) and (ids := items.keys()) is not None:
-            _write(growing / "ids.txt", "".join(f"{one}\n" for one in ids))
-        new = path.with_suffix(".new")
-        shape = (about["n_rows"], about["dim"])
-        np.lib.format.open_memmap(new, mode="w+", dtype=np.float32, shape=shape).flush()
-        os.replace(new, path)
+        if ids is not None:
+            _write(growing / IDS_FILE, "".join(f"{one}\n" for one in ids))
+        return make_mapped(path, np.float32, (about["n_rows"], about["dim"]))
     return np.lib.format.open_memmap(path, mode="r+")
 
 
@@ -136,7 +144,7 @@ def _are_names(items: Sequence[Any]) -> bool:
 
 def _read_about(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
     """Return the about.json of existing embeddings, if it is that of the same work."""
-    words = {"weights_sha256": "weights", "items_sha256": "inputs"}
+    words = {"weights_sha256": "weights", "items_sha256": "inputs", "ids_sha256": "ids"}
     try:
         found: dict[str, Any] = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

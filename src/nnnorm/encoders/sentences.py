@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import Dtype, Encoder, check_vocabulary, hash_weights, list_some
+from nnnorm.encoders.encoder import Dtype, Encoder, check_vocabulary, hash_weights
 from nnnorm.errors import NNNormError, require
 from nnnorm.tables import read_json
 
@@ -49,9 +49,6 @@ class SentenceEncoder(Encoder):
         prompt = getattr(self._model, "default_prompt_name", None)
         inner = getattr(getattr(self._model[0], "auto_model", None), "config", None)
         self.about = {
-            "encoder": "sentence-transformers",
-            "model": model,
-            "dtype": dtype,
             "revision": None if is_folder else getattr(inner, "_commit_hash", None),
             "weights_sha256": hash_weights(model),
             "preprocessing": {
@@ -59,7 +56,6 @@ class SentenceEncoder(Encoder):
                 "max_length": self.context,
                 "prompt": self._model.prompts.get(prompt) if prompt else None,
             },
-            "normalization": "unit norm, by nnnorm",
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
@@ -69,19 +65,16 @@ class SentenceEncoder(Encoder):
         found = self._tokenizer(list(texts), truncation=False, verbose=False)
         return [len(ids) for ids in found["input_ids"]]
 
-    def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
+    def embed_texts(self, texts: list[Any]) -> npt.NDArray[Any]:
         """Encode one batch with the library."""
-        return self._run(texts)
-
-    def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
-        """Encode one batch with the library."""
-        return self._run(images)
-
-    def _run(self, batch: list[Any]) -> npt.NDArray[Any]:
         rows = self._model.encode(
-            batch, batch_size=len(batch), convert_to_numpy=True, show_progress_bar=False
+            texts, batch_size=len(texts), convert_to_numpy=True, show_progress_bar=False
         )
         return np.asarray(rows, dtype=np.float32)
+
+    def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
+        """Encode one batch with the library, which takes both."""
+        return self.embed_texts(images)
 
 
 def _check_modules(folder: Path) -> None:
@@ -91,7 +84,7 @@ def _check_modules(folder: Path) -> None:
         kind = str(module.get("type"))
         if not kind.startswith("sentence_transformers."):
             raise NNNormError(
-                f"model {folder} has a module {kind[:60]!r} with code of its own, which is never "
+                f"model {folder} has a module {kind[:60]!r} with its own code, which is never "
                 "run; use a model made of the modules of sentence-transformers"
             )
 
@@ -113,5 +106,5 @@ def _check_weights(module: Any, folder: Path) -> None:
     if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
         raise NNNormError(
             f"model {folder} lacks {len(missing)} of the weights of {type(inner).__name__}: "
-            f"{list_some(missing)}; is the folder complete?"
+            f"{', '.join(missing[:3])}; is the folder complete?"
         )

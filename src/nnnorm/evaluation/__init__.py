@@ -2,7 +2,8 @@
 
 metrics      the right items of every query and their ranks: R@K, MRR, nDCG
 hubness      how often items are retrieved, hubs, a null model; `diagnose`
-bootstrap    intervals by resampling, clustered and paired
+trec         run files and qrels of TREC and BEIR
+results      results as JSON and as tables of pandas; intervals by resampling
 sweep        all settings of all methods from one pass, and R@1 of each from one product
 tuning       choosing a method and its settings on held-out queries
 checking     `check`: hubs, past queries, effect and recommendation in one report
@@ -11,18 +12,12 @@ drift        whether the past queries of a corrector are still like those of tod
 outliers     which items look adversarial or corrupt
 groups       how often groups of items are retrieved, before and after a correction
 
-The last four are imported when one of their names is first used.
+The last four and trec are imported when one of their names is first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from nnnorm.evaluation.bootstrap import (
-    Interval,
-    binomial_half_width,
-    interval_of_difference,
-    interval_of_mean,
-)
 from nnnorm.evaluation.checking import Check, check
 from nnnorm.evaluation.hubness import (
     HUB,
@@ -48,6 +43,12 @@ from nnnorm.evaluation.metrics import (
     warn_of_mismatched_bank,
     warn_of_overlap,
 )
+from nnnorm.evaluation.results import (
+    Interval,
+    binomial_half_width,
+    interval_of_difference,
+    interval_of_mean,
+)
 from nnnorm.evaluation.tuning import Cell, Select, Tuning, tune
 
 if TYPE_CHECKING:
@@ -55,12 +56,20 @@ if TYPE_CHECKING:
     from nnnorm.evaluation.drift import Drift, measure_drift
     from nnnorm.evaluation.groups import Audit, audit
     from nnnorm.evaluation.outliers import Scan, scan, screen
+    from nnnorm.evaluation.trec import (
+        read_qrels,
+        read_run,
+        truth_of_qrels,
+        write_qrels,
+        write_run,
+    )
 
 _LATER = {
     "comparison": ("Comparison", "Result", "Task", "ablate", "compare", "make_result"),
     "drift": ("Drift", "measure_drift"),
     "groups": ("Audit", "audit"),
     "outliers": ("Scan", "scan", "screen"),
+    "trec": ("read_qrels", "read_run", "truth_of_qrels", "write_qrels", "write_run"),
 }
 
 

@@ -10,20 +10,21 @@ cross-fitted. The gains are those of `evaluate`, `tune` and `compare` to the las
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from nnnorm.bank import Bank, open_references
+from nnnorm.bank import Bank
 from nnnorm.bias import Bias
-from nnnorm.corrector import Corrector
 from nnnorm.dedup import Duplicates, drop_copies
 from nnnorm.embeddings import Source, open_embeddings
-from nnnorm.errors import NNNormError, quiet
-from nnnorm.evaluation.bootstrap import Interval
+from nnnorm.errors import quiet
+from nnnorm.evaluation.clusters import find_clusters
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
 from nnnorm.evaluation.metrics import Evaluation, evaluate, open_truth, warn_of_overlap
+from nnnorm.evaluation.results import Interval, Record
 from nnnorm.evaluation.tuning import try_settings
 from nnnorm.files import Progress
 from nnnorm.input_checks import (
@@ -40,18 +41,22 @@ from nnnorm.methods import (
     is_mismatched,
     label_method,
     make_method,
+    open_references,
 )
+from nnnorm.methods.groups import open_groups
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 Verdict = Literal["correct", "try", "leave", "unknown"]
 Expectation = Literal["help", "little", "unclear"]
+Recommended = Literal["automatic", "tuned", "mixed"] | None
 
 _WITHOUT_LABELS: dict[Expectation, Verdict] = {
     "help": "correct",
     "unclear": "try",
     "little": "leave",
 }
+_UNBROKEN = "\N{NO-BREAK SPACE}"  # between a name and its number
 _EXPECTATIONS: dict[Expectation, str] = {
     "help": "expected to help",
     "little": "little to expect",
@@ -70,7 +75,7 @@ _WORTH_SEEING = 0.01
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Record):
     """One correction on the queries, compared with none; gains need labels."""
 
     method: MethodName
@@ -88,8 +93,18 @@ class Measured:
         return self.n_changed >= _FEWEST_CHANGED and not self.gain.includes_zero
 
 
+@dataclass(frozen=True)
+class Mixed(Measured):
+    """Two clusters of items that nobody labeled, and a correction with them as groups."""
+
+    sizes: tuple[int, int] = (0, 0)
+    items: tuple[int, int] = (0, 0)  # one of each
+    apart: float = 0.0  # difference of their mean biases, in standard deviations within
+    moved: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(Record):
     """A verdict, what it rests on, and what to do next; printed, it is a report."""
 
     verdict: Verdict
@@ -103,7 +118,8 @@ class Check:
     recall_at_1: float | None = None
     automatic: Measured | None = None
     tuned: Measured | None = None
-    recommended: Literal["automatic", "tuned"] | None = None
+    mixed: Mixed | None = None
+    recommended: Recommended = None
     better: Interval | None = None  # tuned against automatic, in R@1
     n_queries: int
     n_gallery: int
@@ -117,13 +133,18 @@ class Check:
         """The recommended correction."""
         return None if self.recommended is None else getattr(self, self.recommended)
 
+    @property
+    def is_mismatched(self) -> bool:
+        """Whether the past queries are of another source, and no label shows that they help."""
+        return self.verdict == "try" and (self.z or 0) > MISMATCH_WARNING_Z
+
     def name_item(self, item: int) -> str:
         """Return the id of an item, or its row number if there are no ids."""
         return str(item if self.ids is None else self.ids[item])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields but the ids, ready for JSON."""
-        found = {name: value for name, value in asdict(self).items() if name != "ids"}
+        """Return all figures, ready for JSON."""
+        found = super().to_dict()
         if self.ids is not None:
             found["hubs"]["id"] = self.name_item(self.hubs.item)
         return found
@@ -133,7 +154,7 @@ class Check:
         return f"Check({self.verdict!r}, hubs {self.hubs.severity}, {sizes})"
 
     def __str__(self) -> str:
-        return "\n".join([self.summary(), *_labelled("Next", list(self.next))])
+        return "\n".join([self.summary(), *_labeled("Next", list(self.next))])
 
     def summary(self) -> str:
         """Return the report without the next lines, in 80 columns."""
@@ -143,10 +164,12 @@ class Check:
             "Past queries": self._tell_references(),
             "Effect": self._tell_effect(),
         }
+        if self.mixed is not None:
+            texts["Groups"] = self._tell_groups(self.mixed)
         lines = []
         for label, text in texts.items():
-            lines += _labelled(label, textwrap.wrap(text, 66, break_on_hyphens=False))
-        return "\n".join(lines)
+            lines += _labeled(label, textwrap.wrap(text, 66, break_on_hyphens=False))
+        return "\n".join(lines).replace(_UNBROKEN, " ")
 
     def _tell_verdict(self) -> str:
         chosen = self.chosen
@@ -156,6 +179,8 @@ class Check:
             return f"no correction needed: {self._why_none()}."
         setting = describe_setting(chosen.method, chosen.params, ", ", " = ")
         how = f"{label_method(chosen.method)}, {setting} ({self.recommended} settings)"
+        if self.recommended == "mixed":
+            how = f"{label_method(chosen.method)} with groups"
         if self.verdict == "correct":
             return f"use {how}."
         if self.recall_at_1 is None:
@@ -165,10 +190,22 @@ class Check:
     def _why_none(self) -> str:
         gain = self.automatic.gain if self.automatic and self.automatic.is_sure else None
         if gain is not None and gain.high < 0:
-            return "it does harm here"
+            return "it makes results worse here"
         if self.expectation == "little":
             return "it would change next to nothing"
         return "there are no hubs to remove" if self.expectation is None else "no gain is shown"
+
+    def _tell_groups(self, mixed: Mixed) -> str:
+        sizes, items = mixed.sizes, [self.name_item(item) for item in mixed.items]
+        text = (
+            f"your items form two groups, {sizes[0]:,} like item {items[0]} and {sizes[1]:,} like "
+            f"item {items[1]}; their mean bias differs by {mixed.apart:.1f} times the spread "
+            "within. Pass --groups (groups=), a label per item. With these two, "
+            f"{100 * mixed.moved:.0f} % of the queries get another top-1"
+        )
+        if mixed.gain is not None:
+            text += f"; gain in R@1: {_tell_gain(mixed.gain)} points"
+        return f"{text}."
 
     def _tell_hubs(self) -> str:
         hubs = self.hubs
@@ -191,7 +228,7 @@ class Check:
         if self.n_references is None:
             return "none given."
         measured = [
-            f"{name} {getattr(self, name):.2f}".replace("-", "−")
+            f"{name}{_UNBROKEN}{getattr(self, name):.2f}".replace("-", "−")
             for name in ("reliability", "density", "z")
             if getattr(self, name) is not None
         ]
@@ -207,6 +244,8 @@ class Check:
             f"item goes from {self.hubs.most:,} hits to {after.most:,}, items without any from "
             f"{self.hubs.n_never:,} to {after.n_never:,}."
         )
+        if self.mixed is not None:
+            text = f"without groups, {text}"
         if gain is None:
             return f"{_EXPECTATIONS[self.expectation]}: {text}"
         text += f" Gain in R@1: {_tell_gain(gain)} points with automatic settings"
@@ -215,8 +254,8 @@ class Check:
             text += f", {_tell_gain(self.tuned.gain)} tuned on the labels (cross-fitted){none}"
         text += "."
         if not self.automatic.is_sure and not gain.includes_zero:
-            text += f" Only {self.automatic.n_changed} right items show it, too few to tell."
-        if self.n_needed is not None:
+            text += f" Only {self.automatic.n_changed} right items show it, too few to be sure."
+        if self.n_needed is not None and not (self.chosen and self.chosen.is_sure):
             rounded = float(f"{self.n_needed:.2g}")
             text += (
                 f" Too few labels: to tell 1 point from 0 takes about {rounded:,.0f} queries, not "
@@ -225,7 +264,7 @@ class Check:
         return text
 
 
-def _labelled(label: str, lines: Sequence[str]) -> list[str]:
+def _labeled(label: str, lines: Sequence[str]) -> list[str]:
     """Lines to the right of a label."""
     return [f"{'' if place else label:14}{line}" for place, line in enumerate(lines)]
 
@@ -240,7 +279,7 @@ def check(
     *,
     queries: Source,
     truth: Any = None,
-    recent: Source | None = None,
+    groups: npt.ArrayLike | None = None,
     ids: Sequence[Any] | None = None,
     duplicates: Duplicates = "drop",
     allow_gallery_rows: bool = False,
@@ -260,8 +299,9 @@ def check(
         A sample of the queries that the search gets, none of them among the references.
     truth : array or list, optional
         The right items of the queries, see `open_truth`: the gain is measured.
-    recent : array or path, shape (n_recent, dim), optional
-        Recent queries of one's own, which join the bank and judge it, as in `Corrector.fit`.
+    groups : array, shape (n_gallery,), optional
+        A label per item of a mixed gallery, see `Method.fit`. Without labels, `mixed` has two
+        clusters of items if their mean biases are far apart.
     ids : sequence, optional
         Id of every item, shown instead of its row number; by default the ids of the gallery if it
         has any.
@@ -293,8 +333,6 @@ def check(
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     names = open_ids(ids, items)
-    if references is None and recent is not None:
-        raise NNNormError("recent queries judge a bank; give references too")
     sizes = {"n_queries": len(asked), "n_gallery": len(items)}
     right = None if truth is None else open_truth(truth, **sizes)
     k = places_to_count(**sizes)
@@ -324,33 +362,23 @@ def check(
         return _without_references(about)
     bank = open_references(references, normalize=normalize)
     warn_of_overlap(bank, asked)
-    if recent is not None:
-        recent = open_embeddings(recent, name="recent", normalize=items.normalized or None)
-        if truth is not None:  # without labels nothing is measured on them
-            warn_of_overlap(recent, asked)
     fit: dict[str, Any] = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
     # The verdict says what these warnings mean.
     with quiet("the past queries don't resemble"), quiet(LIKE_ITEMS):
-        if recent is None:
-            bias = NNN().fit(items, bank, **fit, **run)
-        else:
-            bias = Corrector.fit(items, bank, NNN(), recent=recent, **fit, **run).bias
-    z = bias.params.get("mismatch_z")
-    with_items = False
-    if recent is None:
-        z = mismatch_z(bank, asked if right is None else asked.subset(right.one_per_cluster))
-        z = None if math.isnan(z) else z
-        with_items = not allow_gallery_rows and warn_of_items(bank, items, asked)
+        bias = NNN().fit(items, bank, groups=groups, **fit, **run)
+    z = mismatch_z(bank, asked if right is None else asked.subset(right.one_per_cluster))
+    with_items = not allow_gallery_rows and warn_of_items(bank, items, asked)
     corrected, hubs_after, firsts_after = look(bias)
     gained = {} if raw is None or corrected is None else _compare(corrected, raw, seed)
     automatic = Measured(bias.method, dict(bias.params), hubs_after, **gained)
     moved = float((firsts_after != firsts).mean())
-    expectation, reasons = _expect(bias, moved, z if recent is None else None, with_items)
+    expectation, reasons = _expect(bias, moved, z, with_items)
     tuned = better = None
-    if raw is not None and corrected is not None and recent is None:
+    if raw is not None and corrected is not None:
         with quiet():  # of what was warned of above
             used = drop_copies(bank, duplicates, progress)
-        trial = try_settings([NNN().name], items, used, None, asked, right, **run)
+        labeled = open_groups(groups, len(items))
+        trial = try_settings([NNN().name], items, used, None, asked, right, groups=labeled, **run)
         number = trial.choose("one-standard-error")
         crossed = trial.cross_fit("one-standard-error", seed=seed)
         best, bias_tuned = trial.settings[number], trial.bias(number) if number else None
@@ -359,27 +387,57 @@ def check(
         tuned = Measured(best.name, dict(best.params), hubs_tuned, **gained)
         better = crossed.gain_over(corrected, seed=seed)
     verdict, recommended = _judge(expectation, automatic, tuned, better)
+    clusters = find_clusters(items, bank, bias.reference_k or 1) if groups is None else None
+    mixed = None
+    if clusters is not None and clusters.is_mixed:
+        labels = np.where(clusters.labels, "second", "first")
+        with quiet():
+            grouped = NNN().fit(items, bank, groups=labels, **fit, **run)
+        found, hubs_mixed, firsts_mixed = look(grouped)
+        gained = {} if raw is None or found is None else _compare(found, raw, seed)
+        mixed = Mixed(
+            grouped.method,
+            dict(grouped.params),
+            hubs_mixed,
+            **gained,
+            sizes=clusters.sizes,
+            items=clusters.items,
+            apart=clusters.apart,
+            moved=float((firsts_mixed != firsts).mean()),
+        )
+        # What the groups differ by looks like a mismatch of the past queries.
+        bias, reasons = grouped, _expect(grouped, mixed.moved, z, with_items)[1]
+        others = [one.gain.mean for one in (automatic, tuned) if one is not None and one.gain]
+        if mixed.gain is None:
+            verdict, recommended = "try", "mixed"
+        elif mixed.is_sure and mixed.gain.mean > max(0.0, *others):
+            verdict, recommended = "correct", "mixed"
     options: dict[str, Any] = {"normalize": normalize} if normalize is not None else {}
     chosen = tuned if recommended == "tuned" else None
     options |= {"duplicates": duplicates} if chosen or duplicates == "keep" else {}
     options |= {"allow_gallery_rows": True} if allow_gallery_rows else {}
-    return Check(
+    report = Check(
         verdict=verdict,
         expectation=expectation,
         moved=moved,
         reasons=reasons,
         reliability=bias.params.get("reliability"),
         density=bias.params.get("density"),
-        z=z,
+        z=None if math.isnan(z) else z,
         automatic=automatic,
         tuned=tuned,
+        mixed=mixed,
         recommended=recommended,
         better=better,
         n_references=bias.n_references,
         n_needed=_count_needed(automatic, len(asked)),
-        next=_next_lines(chosen, recent is not None, options) if recommended else (),
         **about,
     )
+    if recommended is None:
+        return report
+    arguments = ", recent=queries" if report.is_mismatched else ""
+    arguments += ", groups=groups" if groups is not None or recommended == "mixed" else ""
+    return replace(report, next=_next_lines(chosen, options, arguments))
 
 
 def _compare(evaluation: Evaluation, raw: Evaluation, seed: int) -> dict[str, Any]:
@@ -393,22 +451,22 @@ def _compare(evaluation: Evaluation, raw: Evaluation, seed: int) -> dict[str, An
 
 
 def _expect(
-    bias: Bias, moved: float, z: float | None, with_items: bool
+    bias: Bias, moved: float, z: float, with_items: bool
 ) -> tuple[Expectation, tuple[str, ...]]:
     """What a bank promises without labels, and why no more."""
     reliability = bias.params.get("reliability", 0.0)
     reasons = []
     if with_items:
-        reasons.append("the references are items, not queries, which does harm")
-    elif z is not None and z > MISMATCH_WARNING_Z:
-        reasons.append("the references are not like the queries, which may do harm")
+        reasons.append("they are items, not queries, which makes results worse")
+    elif z > MISMATCH_WARNING_Z:
+        reasons.append("they are not like the queries, which may make results worse")
     if is_mismatched(bias.params, bias.n_references or 0, len(bias)):
-        reasons.append("the past queries don't resemble what this gallery is searched for")
+        reasons.append("they don't resemble what this gallery is searched for")
     n_queries = bias.params.get("n_unique", bias.n_references or 0)
     if n_queries < FEW_QUERIES:
-        reasons.append(f"{n_queries} past queries are too few to judge by")
+        reasons.append(f"{n_queries} are too few to judge by")
     elif reliability < _LEAST_RELIABLE:
-        reasons.append("the references do not tell hubs from noise")
+        reasons.append("they don't tell hubs from noise")
     if moved < _LEAST_MOVED:
         return "little", (*reasons, "the correction changes next to nothing")
     return ("unclear" if reasons else "help"), tuple(reasons)
@@ -416,9 +474,9 @@ def _expect(
 
 def _judge(
     expectation: Expectation, automatic: Measured, tuned: Measured | None, better: Interval | None
-) -> tuple[Verdict, Literal["automatic", "tuned"] | None]:
+) -> tuple[Verdict, Recommended]:
     best = automatic
-    recommended: Literal["automatic", "tuned"] = "automatic"
+    recommended: Recommended = "automatic"
     if tuned is not None and tuned.params and tuned.is_sure and better and better.low > 0:
         best, recommended = tuned, "tuned"
     verdict: Verdict
@@ -432,7 +490,7 @@ def _judge(
 
 
 def _count_needed(measured: Measured, n_queries: int) -> int | None:
-    """Labelled queries that would tell one point of R@1 from none, if these are too few."""
+    """Labeled queries that would tell one point of R@1 from none, if these are too few."""
     gain = measured.gain
     if gain is None or measured.is_sure:
         return None
@@ -454,14 +512,14 @@ def _without_references(about: dict[str, Any]) -> Check:
 
 
 def _next_lines(
-    tuned: Measured | None, with_recent: bool, options: Mapping[str, Any]
+    tuned: Measured | None, options: Mapping[str, Any], arguments: str
 ) -> tuple[str, ...]:
-    more = "".join(f", {name}={value!r}" for name, value in options.items())
+    more = arguments + "".join(f", {name}={value!r}" for name, value in options.items())
     also = f", normalize={options['normalize']}" if "normalize" in options else ""
     method = "nnnorm.NNN()"
     if tuned is not None:
         method = f"nnnorm.{make_method(tuned.method, **tuned.params)!r}"
     fit = f"bias = {method}.fit(gallery, references{more})"
-    if with_recent:
-        fit = f"bias = nnnorm.Corrector.fit(gallery, references, recent=recent{more}).bias"
+    if "recent=" in arguments:
+        fit = f"bias = nnnorm.Corrector.fit(gallery, references{more}).bias"
     return fit, f"nnnorm.search(queries, gallery, bias, k=10{also})"

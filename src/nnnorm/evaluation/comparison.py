@@ -8,23 +8,22 @@ reported with the setting that the others choose.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from nnnorm.bank import Bank, open_gallery_references, open_references
+from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, References, drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
 from nnnorm.evaluation.metrics import Evaluation, check_bank, evaluate, warn_of_overlap
-from nnnorm.evaluation.sweep import check_grids
+from nnnorm.evaluation.results import Interval, Record, binomial_half_width
 from nnnorm.evaluation.tuning import Select, check_methods, check_select, try_settings
 from nnnorm.files import Progress
-from nnnorm.methods import NNN, NO_CORRECTION, Grid, MethodName, Statistics
+from nnnorm.methods import NNN, NO_CORRECTION, Grid, MethodName, Statistics, open_references
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 
@@ -45,7 +44,7 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Record):
     """The figures of one correction on the test queries."""
 
     method: str
@@ -57,14 +56,12 @@ class Result:
     gain: Interval | None
     hubness: Hubness
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields, ready for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class Comparison:
-    """Methods side by side on the same test queries; no correction comes first."""
+class Comparison(Record):
+    """Methods side by side on the same test queries; the first row is no correction."""
+
+    _rows = "results"
 
     results: tuple[Result, ...]
     select: str
@@ -79,13 +76,9 @@ class Comparison:
         names = ", ".join(result.method for result in self.results)
         return f"Comparison({self.n_queries:,} test queries; {names})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields, ready for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class AblationRow:
+class AblationRow(Record):
     """NNN with one bank, tuned on validation and automatic."""
 
     bank: str
@@ -98,8 +91,10 @@ class AblationRow:
 
 
 @dataclass(frozen=True)
-class Ablation:
+class Ablation(Record):
     """NNN with banks of several sizes and kinds."""
+
+    _rows = "rows"
 
     uncorrected: Result
     rows: tuple[AblationRow, ...]
@@ -111,10 +106,6 @@ class Ablation:
     def __repr__(self) -> str:
         banks = ", ".join(dict.fromkeys(row.bank for row in self.rows))
         return f"Ablation({self.n_queries:,} test queries, {len(self.rows)} banks of {banks})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields, ready for JSON."""
-        return asdict(self)
 
 
 def compare(
@@ -187,9 +178,12 @@ def compare(
     ['none', 'csls']
     """
     bank = open_references(references, normalize=normalize)
-    gallery_bank = open_gallery_references(gallery_references, normalize=normalize)
+    gallery_bank = None
+    if gallery_references is not None:
+        gallery_bank = open_embeddings(
+            gallery_references, name="gallery_references", normalize=normalize
+        )
     names = check_methods(methods, gallery_bank is not None)
-    check_grids(grids, [NO_CORRECTION, *names])
     test = Task(queries, gallery, truth)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     study = _Study(test, validation, [bank], select, seed, normalize, **options)
@@ -264,7 +258,7 @@ def ablate(
         raise NNNormError(f"shares must be above 0 and at most 1; got {tuple(shares)}")
     banks = references if isinstance(references, Mapping) else {"references": references}
     if not banks:
-        raise NNNormError("references names no bank; give at least one")
+        raise NNNormError("references names no bank; pass at least one")
     opened = {
         name: open_references(source, name=f"references {name}", normalize=normalize)
         for name, source in banks.items()
@@ -357,7 +351,7 @@ class _Study:
         chosen = [trial.settings[trial.choose(self._select, name)] for name in names]
         statistics, test = trial.statistics, self._test
         if gallery.fingerprint != test.gallery.fingerprint:
-            statistics = Statistics.of_embeddings(test.gallery, bank, gallery_bank, **self._options)
+            statistics = Statistics(test.gallery, bank, gallery_bank, **self._options)
             automatic = [NNN().resolve(statistics)[0]] if with_automatic else []
             statistics.prepare([*(setting.method for setting in chosen), *automatic])
         results = []

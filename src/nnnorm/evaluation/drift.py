@@ -10,10 +10,11 @@ verdict.
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector, open_corrector
@@ -21,6 +22,7 @@ from nnnorm.dedup import NEAR_COPY, drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet, warn
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness, places_to_count
+from nnnorm.evaluation.results import Record
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
 from nnnorm.methods import NNN
 from nnnorm.ranking import search
@@ -45,7 +47,7 @@ _MOST_QUERIES = 4096
 
 
 @dataclass(frozen=True)
-class Drift:
+class Drift(Record):
     """What today's queries say about a corrector."""
 
     verdict: Verdict
@@ -66,8 +68,8 @@ class Drift:
         return EXIT_CODES[self.verdict]
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return {**asdict(self), "exit_code": self.exit_code}
+        """Return all figures and the exit code, ready for JSON."""
+        return {**super().to_dict(), "exit_code": self.exit_code}
 
 
 def measure_drift(
@@ -75,6 +77,7 @@ def measure_drift(
     queries: Source,
     *,
     gallery: Source | None = None,
+    groups: npt.ArrayLike | None = None,
     seed: int = 0,
 ) -> Drift:
     """Measure whether a corrector, or a saved one, still suits the queries of today."""
@@ -83,20 +86,23 @@ def measure_drift(
     if len(asked) > _MOST_QUERIES:
         asked = asked.subset(np.linspace(0, len(asked) - 1, _MOST_QUERIES).astype(np.int64))
     if gallery is None:
+        if groups is not None:
+            raise NNNormError("groups are the labels of a gallery; pass gallery too")
         rows = corrector.sample.astype(np.float32)
         items = open_embeddings(rows, name="gallery", normalize=corrector.normalize)
+        groups = corrector.sample_groups or None
     else:
         items = corrector.open(gallery, "gallery")
     z = _measure_z(corrector, asked, seed)
     with quiet():
-        old = corrector.bias_for(items)
+        old = corrector.bias_for(items, groups=groups)
         agreement = _agreement(corrector, old, items, asked)
         halves = np.array_split(np.random.default_rng(seed).permutation(len(asked)), 2)
         refitted = None
         if len(asked) >= _FEW_QUERIES:
             # Each half of the queries is searched with what the other half gave.
             known = [asked.subset(half) for half in halves[::-1]]
-            biases = [_refit(corrector, half, items) for half in known]
+            biases = [_refit(corrector, half, items, groups) for half in known]
             refitted = _hub_share(asked, items, list(zip(halves, biases, strict=True)))
     every = np.arange(len(asked))
     verdict, reasons = _judge(z, agreement)
@@ -123,7 +129,9 @@ def _judge(z: float, agreement: float | None) -> tuple[Verdict, tuple[str, ...]]
             f"the queries do not mix with the bank as those of one source do (z {z:.1f})"
         )
     if agrees < _SOON_AGREEMENT:
-        reasons.append(f"their biases agree with those of the bank to {agrees:.2f} only")
+        reasons.append(
+            f"their biases agree with those of the bank to {agrees:.2f} only".replace("-", "−")
+        )
     if z > MISMATCH_Z or agrees < _NOW_AGREEMENT:
         return "refit now", tuple(reasons)
     return ("refit soon" if reasons else "fine"), tuple(reasons)
@@ -137,13 +145,13 @@ def _measure_z(corrector: Corrector, queries: Embeddings, seed: int) -> float:
         n_queries, n_references = len(drop_copies(queries)), len(drop_copies(bank))
     if math.isnan(z):
         raise NNNormError(
-            f"too few different rows to tell a drift by: {n_queries:,} among the {len(queries):,} "
+            f"too few different rows to measure drift: {n_queries:,} among the {len(queries):,} "
             f"queries and {n_references:,} among the {len(bank):,} references (rows closer than a "
-            f"cosine of {NEAR_COPY} count as one); give {_FEW_QUERIES} or more"
+            f"cosine of {NEAR_COPY} count as one); pass {_FEW_QUERIES} or more"
         )
     if n_queries < _FEW_QUERIES:
         what = "queries" if n_queries == len(queries) else "different queries"
-        warn(f"{n_queries} {what} are few to tell a drift by; give {_FEW_QUERIES} or more")
+        warn(f"{n_queries} {what} are too few to measure drift well; pass {_FEW_QUERIES} or more")
     return z
 
 
@@ -153,7 +161,7 @@ def _agreement(
     """Correlation of the biases from bank and queries, corrected for the queries' noise."""
     if len(queries) < _LEAST_AGREEING:
         return None
-    if corrector.asked != NNN():
+    if corrector.asked != NNN() or corrector.groups is not None:
         old = NNN().fit(items, corrector.bank, duplicates="keep", allow_gallery_rows=True)
     new = NNN().fit(items, queries, duplicates=corrector.duplicates, allow_gallery_rows=True)
     reliability = float(new.params["reliability"])
@@ -172,7 +180,9 @@ def _hub_share(
     return measure_hubness(count_occurrences(np.concatenate(hits), len(items))).hub_occurrence
 
 
-def _refit(corrector: Corrector, queries: Embeddings, items: Embeddings) -> Bias:
+def _refit(
+    corrector: Corrector, queries: Embeddings, items: Embeddings, groups: npt.ArrayLike | None
+) -> Bias:
     bank = queries
     if not mismatch_z(corrector.bank, queries) > MISMATCH_Z:
         bank = queries.joined(corrector.bank)
@@ -184,6 +194,8 @@ def _refit(corrector: Corrector, queries: Embeddings, items: Embeddings) -> Bias
     return method.fit(
         items,
         used.embeddings,
+        groups=groups,
+        between=corrector.bias.params.get("between", 1.0),
         gallery_references=second,
         duplicates="keep",
         allow_gallery_rows=True,

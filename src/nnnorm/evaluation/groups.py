@@ -6,7 +6,7 @@ search are compared as means with intervals over the queries.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from nnnorm.bias import Bias
 from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, interval_of_mean
+from nnnorm.evaluation.results import Interval, Record, interval_of_difference, interval_of_mean
 from nnnorm.files import Progress
 from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
@@ -28,7 +28,7 @@ _PRECISION_KS = (1, 5)
 
 
 @dataclass(frozen=True)
-class Line:
+class Line(Record):
     """The mean of one figure over all queries; with a bias also after it, and the paired change."""
 
     metric: str
@@ -38,16 +38,18 @@ class Line:
 
 
 @dataclass(frozen=True, eq=False)
-class Audit:
+class Audit(Record):
     """How often each group is retrieved, query by query (`before`, `after`) and on average."""
+
+    _rows = "means"
 
     groups: tuple[str, ...]
     target: Mapping[str, float]
     difference: tuple[str, str] | None
     queries: tuple[str, ...]
-    before: Mapping[str, FloatArray] = field(repr=False)
-    after: Mapping[str, FloatArray] = field(repr=False)
-    lines: tuple[Line, ...]
+    before: Mapping[str, FloatArray]
+    after: Mapping[str, FloatArray]
+    means: tuple[Line, ...]
     n_gallery: int
 
     def __repr__(self) -> str:
@@ -56,25 +58,15 @@ class Audit:
 
     def line(self, metric: str) -> Line:
         """Return the means of one figure."""
-        for line in self.lines:
+        for line in self.means:
             if line.metric == metric:
                 return line
-        known = ", ".join(line.metric for line in self.lines)
+        known = ", ".join(line.metric for line in self.means)
         raise NNNormError(f"this audit has no {metric!r}; it has {known}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures, ready for JSON."""
-        return {
-            "groups": list(self.groups),
-            "target": dict(self.target),
-            "difference": self.difference,
-            "n_queries": len(self.queries),
-            "n_gallery": self.n_gallery,
-            "means": [asdict(line) for line in self.lines],
-            "queries": list(self.queries),
-            "before": {name: values.tolist() for name, values in self.before.items()},
-            "after": {name: values.tolist() for name, values in self.after.items()},
-        }
+        return super().to_dict() | {"n_queries": len(self.queries)}
 
 
 def audit(
@@ -106,7 +98,7 @@ def audit(
     groups : sequence of str
         The group of every item.
     ks : sequence of int
-        Numbers of first places to count in.
+        Numbers of hits to count in.
     difference : pair of str, optional
         bias@k is (number of the first − number of the second)/k; by default the two groups in
         alphabetical order if there are just two, and no bias@k if there are more.
@@ -140,7 +132,7 @@ def audit(
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     if len(asked) < 2:
-        raise NNNormError("an audit needs at least two queries, to tell a habit from a single case")
+        raise NNNormError("an audit needs at least two queries, to measure more than a single case")
     for name, given, n_wanted in (
         ("groups", groups, len(items)),
         ("labels", labels, len(items)),
@@ -176,7 +168,7 @@ def audit(
         np.asarray(() if some is None else some, dtype=str) for some in (labels, query_labels)
     )
     if strange := sorted(set(wanted) - set(item_labels)):
-        raise NNNormError(f"a query asks for {str(strange[0])!r}, which no item is labelled with")
+        raise NNNormError(f"a query asks for {str(strange[0])!r}, which no item is labeled with")
 
     def measure(some: Bias | None) -> dict[str, FloatArray]:
         ranking = search(

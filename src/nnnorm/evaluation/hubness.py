@@ -4,7 +4,7 @@
 ``k·n_queries/n_gallery``. The paper's table uses N_1: kurtosis (excess), MAE and max.
 
 A hub is an item with at least twice the mean, and with two hits at least. If items outnumber
-queries, one first place is more than twice the mean, so that N_10 is counted instead.
+queries, one top-1 hit is more than twice the mean, so that N_10 is counted instead.
 
 The null model assigns hits to items at random. Hits that are known to be right stay; queries that
 belong together (captions of one picture, copies of one query) and hit the same item are assigned as
@@ -13,21 +13,22 @@ one, since they agree for a reason that is not the item.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bank import Bank, open_references
+from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.dedup import NEAR_COPY, Duplicates, as_units
 from nnnorm.embeddings import Embeddings, IntArray, Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.metrics import Truth, open_truth, warn_of_mismatched_bank, warn_of_overlap
+from nnnorm.evaluation.results import Record
 from nnnorm.files import Progress
 from nnnorm.input_checks import LIKE_ITEMS
-from nnnorm.methods import NNN
+from nnnorm.methods import NNN, open_references
 from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.tables import check_ids
@@ -38,7 +39,7 @@ Severity = Literal["none", "mild", "moderate", "severe"]
 HUB = 2  # times the mean
 # A robust z-score beyond this is an outlier, by Iglewicz and Hoaglin's rule of thumb.
 _OUTLIER = 3.5
-# The sizes of docs/check.md: a gallery without hubs stays below the first one.
+# The sizes of docs/guide/does-it-help.md: a gallery without hubs stays below the first one.
 _SEVERITIES: tuple[tuple[float, Severity], ...] = (
     (0.25, "severe"),
     (0.12, "moderate"),
@@ -47,12 +48,12 @@ _SEVERITIES: tuple[tuple[float, Severity], ...] = (
 _SIGNIFICANT = 0.05
 # More draws of small galleries cost nothing; of a million items, twenty are enough.
 _DRAWS, _FEWEST_DRAWS, _ITEMS_AT_MOST = 200, 20, 2 * 10**7
-# Of an item with more hits than this, copies are looked for among so many queries.
+# Queries that hit one item are compared with so many of them.
 _MOST_COMPARED = 2048
 
 
 @dataclass(frozen=True)
-class Hubness:
+class Hubness(Record):
     """Statistics of N_k over all items."""
 
     mean: float
@@ -65,13 +66,9 @@ class Hubness:
     antihub_share: float  # share of items that are never retrieved
     hub_occurrence: float  # share of all hits that go to hubs
 
-    def to_dict(self) -> dict[str, float]:
-        """Return all statistics by name, ready for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class Hub:
+class Hub(Record):
     """One item, its N_k, the share of these hits that are wrong, and the z-score of its bias."""
 
     item: int
@@ -81,7 +78,7 @@ class Hub:
 
 
 @dataclass(frozen=True)
-class Hubs:
+class Hubs(Record):
     """How far the hits of a search are from the null model."""
 
     severity: Severity
@@ -106,7 +103,7 @@ class Hubs:
 def count_occurrences(ranking: Ranking | npt.ArrayLike, n_gallery: int) -> IntArray:
     """Count ``N_k`` of every item in a ranking, shape ``(n_queries, k)`` or ``(n_queries,)``."""
     indices = np.asarray(ranking.indices if isinstance(ranking, Ranking) else ranking)
-    counts = np.bincount(indices.ravel(), minlength=n_gallery)
+    counts = np.bincount(indices[indices != -1], minlength=n_gallery)  # −1: no hit
     if len(counts) > n_gallery:
         raise NNNormError(
             f"the ranking names item {indices.max()}, but the gallery has {n_gallery} items"
@@ -264,22 +261,11 @@ def _sizes_of_groups(hits: IntArray, queries: Embeddings) -> IntArray:
     starts = np.flatnonzero(np.diff(items[order], prepend=-1))
     sizes = []
     for rows in np.split(of_query[order], starts[1:]):
-        sizes.append(_sizes_of_copies(queries, rows) if len(rows) > 1 else np.ones(1, np.int64))
+        units = as_units(queries.take(rows))
+        is_near = units @ units[:_MOST_COMPARED].T > NEAR_COPY
+        first = np.where(is_near.any(axis=1), is_near.argmax(axis=1), np.arange(len(rows)))
+        sizes.append(np.unique(first, return_counts=True)[1])
     return np.concatenate(sizes)
-
-
-def _sizes_of_copies(queries: Embeddings, rows: IntArray) -> IntArray:
-    units = as_units(queries.take(rows[:_MOST_COMPARED]))
-    # Each belongs to the first that is near, which is the row itself at the latest.
-    leaders, sizes = np.unique((units @ units.T > NEAR_COPY).argmax(axis=1), return_counts=True)
-    n_alone = 0
-    for start in range(_MOST_COMPARED, len(rows), _MOST_COMPARED):
-        more = as_units(queries.take(rows[start : start + _MOST_COMPARED]))
-        is_near = more @ units[leaders].T > NEAR_COPY
-        has_one = is_near.any(axis=1)
-        sizes += np.bincount(is_near.argmax(axis=1)[has_one], minlength=len(leaders))
-        n_alone += int((~has_one).sum())
-    return np.concatenate([sizes, np.ones(n_alone, dtype=np.int64)])
 
 
 def _draw(kept: IntArray, groups: dict[int, int], rng: np.random.Generator) -> IntArray:
@@ -298,8 +284,10 @@ def _shares_up_to(counts: IntArray, longest: int) -> FloatArray:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Diagnosis:
+class Diagnosis(Record):
     """Hubness of a gallery under a set of queries, before and after a correction."""
+
+    _rows = "hubs"
 
     before: Hubness
     null_model: Hubs
@@ -330,9 +318,8 @@ class Diagnosis:
         return str(item if self.ids is None else self.ids[item])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields but the counts of single items, ready for JSON."""
-        skipped = ("occurrences", "occurrences_after", "ids")
-        found = {name: value for name, value in asdict(self).items() if name not in skipped}
+        """Return all figures but the counts of single items, ready for JSON."""
+        found = super().to_dict()
         if self.ids is not None:
             for hub in found["hubs"]:
                 hub["id"] = self.name_item(hub["item"])
@@ -374,8 +361,8 @@ def diagnose(
         Id of every item, shown instead of its row number; by default the ids of the gallery if it
         has any.
     k : int, optional
-        Number of first places that count as retrieved: by default 1, or 10 if items outnumber
-        queries, since hubs don't show in so few first places.
+        Number of hits that count as retrieved: by default 1, or 10 if items outnumber
+        queries, since hubs don't show in so few top-1 hits.
     most : int
         Number of hubs to list.
     normalize : bool, optional
@@ -409,25 +396,31 @@ def diagnose(
             bias = NNN().fit(items, bank, duplicates=duplicates, **run)
         warn_of_mismatched_bank(bank, asked, items, truth)
     k = places_to_count(len(asked), len(items)) if k is None else k
-    about: dict[str, Any] = {"truth": truth, "queries": asked}
-    hits = search(asked, items, k=k, **run).indices
-    counts = count_occurrences(hits, len(items))
+
+    def count(some: Bias | None) -> tuple[IntArray, IntArray, Hubs]:
+        """The hits of a search, those of every item, and how far they are from the null model."""
+        hits = search(asked, items, some, k=k, **run).indices
+        hubs = judge_hubs(hits, len(items), truth=truth, queries=asked)
+        return hits, count_occurrences(hits, len(items)), hubs
+
+    hits, counts, null_model = count(None)
     listed = np.argsort(-counts, kind="stable")[:most]
     listed = listed[counts[listed] > 0]
-    wrong = z = None
+    wrong_shares = bias_z = [None] * len(listed)
     if truth is not None:
         right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
-        wrong = np.bincount(hits[~right.holds(hits)], minlength=len(items)) / np.maximum(counts, 1)
+        wrong = np.bincount(hits[~right.holds(hits)], minlength=len(items))
+        wrong_shares = (wrong[listed] / counts[listed]).tolist()
     found: dict[str, Any] = {}
     if bias is not None:
+        _, after, null_model_after = count(bias)
         z = robust_z(bias.values)
+        bias_z = z[listed].tolist()
         far = np.argsort(-np.abs(z), kind="stable")
-        hits_after = search(asked, items, bias, k=k, **run).indices
-        after = count_occurrences(hits_after, len(items))
         statistic, p_value = compare_occurrences(counts, after)
         found = {
             "after": measure_hubness(after),
-            "null_model_after": judge_hubs(hits_after, len(items), **about),
+            "null_model_after": null_model_after,
             "hubs_after": tuple(after[listed].tolist()),
             "ks_statistic": statistic,
             "ks_p_value": p_value,
@@ -435,19 +428,11 @@ def diagnose(
             "method": bias.method,
             "occurrences_after": after,
         }
-    hubs = [
-        Hub(
-            item=item,
-            occurrences=int(counts[item]),
-            wrong_share=None if wrong is None else float(wrong[item]),
-            bias_z=None if z is None else float(z[item]),
-        )
-        for item in listed.tolist()
-    ]
+    columns = (listed.tolist(), counts[listed].tolist(), wrong_shares, bias_z)
     return Diagnosis(
         before=measure_hubness(counts),
-        null_model=judge_hubs(hits, len(items), **about),
-        hubs=tuple(hubs),
+        null_model=null_model,
+        hubs=tuple(Hub(*row) for row in zip(*columns, strict=True)),
         n_queries=len(asked),
         n_gallery=len(items),
         k=k,

@@ -12,7 +12,7 @@ a search that scores everything alike gets what chance gives, not what the order
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +23,11 @@ import numpy.typing as npt
 
 from nnnorm.arrays import read_npy
 from nnnorm.bias import Bias
+from nnnorm.dedup import hash_rows
+from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, IntArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, first_line, warn
-from nnnorm.evaluation.bootstrap import Interval, interval_of_difference
+from nnnorm.evaluation.results import Interval, interval_of_difference
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs, warn_of_mismatch
 from nnnorm.ranking import Ranking, iterate_scores
@@ -39,10 +41,14 @@ _FEW = 16
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Which items are right: those of query q are ``items[starts[q]:starts[q + 1]]``, sorted."""
+    """Which items are right: those of query q are ``items[starts[q]:starts[q + 1]]``, sorted.
+
+    `grades` has how right each is, from 1, for nDCG; without it all are alike.
+    """
 
     starts: IntArray
     items: IntArray
+    grades: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -78,13 +84,15 @@ class Truth:
         counts = self.counts[queries]
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         places = np.repeat(self.starts[queries] - starts[:-1], counts) + np.arange(starts[-1])
-        return Truth(starts, self.items[places])
+        grades = None if self.grades is None else self.grades[places]
+        return Truth(starts, self.items[places], grades)
 
 
 def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
     """Check a truth: one item per query, (query, item) pairs, or a list of items per query."""
+    grades = None
     if isinstance(truth, Truth):
-        queries, items = truth.queries, truth.items
+        queries, items, grades = truth.queries, truth.items, truth.grades
     elif isinstance(truth, (list, tuple)) and any(np.ndim(right) for right in map(_row, truth)):
         rows = [np.atleast_1d(_row(right)) for right in truth]
         if len(rows) != n_queries:
@@ -101,7 +109,7 @@ def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
         items = np.concatenate(rows)
     else:
         queries, items = _open_array(np.asarray(truth), n_queries)
-    return _make_truth(queries, items, n_queries, n_gallery)
+    return make_truth(queries, items, n_queries, n_gallery, grades)
 
 
 def _row(right: Any) -> npt.NDArray[Any]:
@@ -131,7 +139,10 @@ def _open_array(array: npt.NDArray[Any], n_queries: int) -> tuple[Any, Any]:
     return np.arange(len(array)), array
 
 
-def _make_truth(queries: Any, items: Any, n_queries: int, n_gallery: int) -> Truth:
+def make_truth(
+    queries: Any, items: Any, n_queries: int, n_gallery: int, grades: IntArray | None
+) -> Truth:
+    """Check and sort pairs of query and right item."""
     for what, numbers, limit, plural in (
         ("query", queries, n_queries, "queries"),
         ("item", items, n_gallery, "items"),
@@ -146,6 +157,7 @@ def _make_truth(queries: Any, items: Any, n_queries: int, n_gallery: int) -> Tru
     queries, items = queries.astype(np.int64), items.astype(np.int64)
     order = np.lexsort((items, queries))
     queries, items = queries[order], items[order]
+    grades = None if grades is None else grades[order]
     twice = np.flatnonzero((np.diff(queries) == 0) & (np.diff(items) == 0))
     if len(twice):
         raise NNNormError(
@@ -158,7 +170,7 @@ def _make_truth(queries: Any, items: Any, n_queries: int, n_gallery: int) -> Tru
             f"query {counts.argmin()} has no right item ({(counts == 0).sum()} such queries); name "
             "them, or leave out these queries"
         )
-    return Truth(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items)
+    return Truth(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items, grades)
 
 
 def read_truth(path: str | os.PathLike[str]) -> Any:
@@ -200,6 +212,12 @@ class Evaluation:
     top1: IntArray
     n_gallery: int
     depth: int
+
+    @classmethod
+    def of_strips(cls, truth: Truth, strips: Iterable[Any], n_gallery: int) -> "Evaluation":
+        """Join what `count_strip` found in all strips of queries."""
+        above, tied, top1 = (np.concatenate(parts) for parts in zip(*strips, strict=True))
+        return cls(truth, above, tied, top1, n_gallery, n_gallery)
 
     def __len__(self) -> int:
         return len(self.truth)
@@ -262,12 +280,18 @@ class Evaluation:
         return np.asarray(above + (tied + 1) / (right + 1))
 
     def ndcg(self, k: int) -> FloatArray:
-        """Normalized discounted cumulative gain of the first k, per query."""
-        k = self._check_depth(k)
+        """Normalized discounted cumulative gain of the first k, per query; grades are the gains."""
+        k, truth = self._check_depth(k), self.truth
         discounts = np.concatenate([[0], np.cumsum(1 / np.log2(np.arange(k) + 2))])
         upto = discounts[np.minimum(self.above + self.tied, k)]
         gains = (upto - discounts[np.minimum(self.above, k)]) / self.tied
-        return self._per_query(gains) / discounts[np.minimum(self.truth.counts, k)]
+        if truth.grades is None:
+            return self._per_query(gains) / discounts[np.minimum(truth.counts, k)]
+        grades = truth.grades.astype(np.float64)
+        best_first = grades[np.lexsort((-grades, truth.queries))]
+        places = np.arange(len(best_first)) - np.repeat(truth.starts[:-1], truth.counts)
+        steps = np.diff(discounts, append=discounts[-1])[np.minimum(places, k)]
+        return self._per_query(gains * grades) / self._per_query(best_first * steps)
 
     def _per_query(self, pairs: FloatArray) -> FloatArray:
         return np.asarray(np.add.reduceat(pairs, self.truth.starts[:-1]))
@@ -284,27 +308,6 @@ class Evaluation:
         return int(min(k, self.n_gallery))
 
 
-class Counter:
-    """Counts the ranks of right items while the rows of all queries pass by."""
-
-    def __init__(self, truth: Truth, n_gallery: int) -> None:
-        self._truth, self._n_gallery = truth, n_gallery
-        self._above, self._tied = np.empty((2, len(truth.items)), dtype=np.int64)
-        self._top1 = np.empty(len(truth), dtype=np.int64)
-
-    def look(self, start: int, scores: npt.NDArray[np.float32]) -> None:
-        """Count in the whole rows of the queries from `start` on."""
-        stop = start + len(scores)
-        pairs = slice(self._truth.starts[start], self._truth.starts[stop])
-        self._above[pairs], self._tied[pairs] = count_above(scores, self._truth, start)
-        self._top1[start:stop] = scores.argmax(axis=1)
-
-    def evaluation(self) -> Evaluation:
-        """The result, once all rows have passed."""
-        sizes = self._n_gallery, self._n_gallery
-        return Evaluation(self._truth, self._above, self._tied, self._top1, *sizes)
-
-
 def evaluate(
     queries: Source,
     gallery: Source,
@@ -312,6 +315,7 @@ def evaluate(
     *,
     truth: Any,
     weight: float | None = None,
+    parents: npt.ArrayLike | None = None,
     normalize: bool | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
@@ -328,6 +332,9 @@ def evaluate(
         The right items, see `open_truth`.
     weight : float, optional
         Replaces the weight of the bias.
+    parents : array of int or str, shape (n_gallery,), optional
+        The document of each item, if items are chunks. The truth then names documents, numbered
+        from 0 in the order in which they first appear here.
     normalize : bool, optional
         True divides every row by its norm; see `open_embeddings`.
     memory_budget : int
@@ -347,13 +354,16 @@ def evaluate(
     """
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
-    right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
-    counter = Counter(right, len(items))
+    documents = None if parents is None else Documents.open(parents, len(items), items.name)
+    n_items = len(items) if documents is None else len(documents)
+    right = open_truth(truth, n_queries=len(asked), n_gallery=n_items)
+    counted = []
     for start, scores in iterate_scores(
         asked, items, bias, weight=weight, memory_budget=memory_budget, progress=progress
     ):
-        counter.look(start, scores)
-    return counter.evaluation()
+        compared = scores if documents is None else documents.best(scores)
+        counted.append(count_strip(compared, right, start))
+    return Evaluation.of_strips(right, counted, n_items)
 
 
 def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluation:
@@ -401,6 +411,13 @@ def count_above(
     return above, tied
 
 
+def count_strip(
+    scores: npt.NDArray[np.float32], truth: Truth, start: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Count the items above and level with right items, and find every query's first item."""
+    return *count_above(scores, truth, start), scores.argmax(axis=1)
+
+
 def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict[str, float]:
     """Average the metrics over all queries, by the names used in every report."""
     if len(ks) == 0:
@@ -417,18 +434,21 @@ def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict
 # --- references that figures are measured with ---------------------------------------------------
 
 
-def count_overlap(references: Embeddings, *queries: Embeddings) -> int:
+def count_overlap(references: Embeddings, queries: Embeddings) -> int:
     """Count the references that are, number for number, among the queries."""
-    asked = {row for some in queries for row in _bytes_of_rows(some)}
-    return sum(row in asked for row in _bytes_of_rows(references))
+    known, asked = (
+        np.concatenate([hash_rows(block) for _, block in rows.blocks()])
+        for rows in (references, queries)
+    )
+    return int(np.isin(known, asked).sum())
 
 
-def warn_of_overlap(references: Embeddings, *queries: Embeddings, role: str = "queries") -> None:
+def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "queries") -> None:
     """Warn if references are among the queries that figures are measured on."""
-    if n_common := count_overlap(references, *queries):
+    if n_common := count_overlap(references, queries):
         warn(
             f"{n_common:,} of the {len(references):,} rows of {references.name} are among the "
-            f"{role}; a bank that includes the queries makes the result look too good"
+            f"{role}; a bank that includes the queries overstates the result"
         )
 
 
@@ -451,9 +471,3 @@ def check_bank(
     warn_of_overlap(references, queries)
     check_inputs(gallery, references, allow_gallery_rows=None, compare=False)
     warn_of_mismatched_bank(references, queries, gallery, truth)
-
-
-def _bytes_of_rows(embeddings: Embeddings) -> Iterator[bytes]:
-    for _, block in embeddings.blocks():
-        for row in block + np.float32(0):  # makes -0 the 0 that it equals
-            yield row.tobytes()

@@ -5,8 +5,8 @@ An item that was made to be found differs from honest ones:
     bias         the mean of its 16 best scores with the references
     neighbors    the same, beyond what items with as close neighbors in the gallery get
     topics       number of topics of the references with a query that has it among its ten best
-    firsts       number of references that have it in first place
-    blends       number of blends of two references that have it in first place
+    firsts       number of references that have it as top-1
+    blends       number of blends of two references that have it as top-1
     side         how far it lies from the gallery towards the references
 
 `Expected` learns from a part of a gallery, the *landmarks*, what is usual, and measures any items
@@ -21,14 +21,14 @@ import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bank import Bank, open_references
+from nnnorm.bank import Bank
 from nnnorm.corrector import Corrector, open_corrector
 from nnnorm.dedup import as_units, drop_copies
 from nnnorm.embeddings import (
@@ -43,7 +43,10 @@ from nnnorm.embeddings import (
     open_valid,
 )
 from nnnorm.errors import NNNormError
+from nnnorm.evaluation.results import Record
 from nnnorm.files import Progress, write_whole
+from nnnorm.methods import open_references
+from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, count_threads, strips_in_order
 from nnnorm.tables import check_ids
 
@@ -56,7 +59,7 @@ SIGNALS = ("bias", "neighbors", "topics", "firsts", "blends", "side")
 DEFAULT_BUDGET = "0.2%"
 # A share of a small gallery is no alert at all; so many are looked at in any gallery.
 LEAST_ALERTS = 5
-# Sums of six robust z; docs/scan.md has what clean and adversarial items reach.
+# Sums of six robust z; docs/outliers.md has what clean and adversarial items reach.
 WATCH, REMOVE = 10.0, 17.0
 # The z from which a signal is a reason of its own.
 _NOTABLE = 3.0
@@ -70,8 +73,8 @@ _ODD_NORM = 4.0
 # The numbers of an item. `leader` is the landmark that it is a copy of, or is itself, else −1.
 _NUMBERS = ("bias", "density", "topics", "firsts", "blends", "side", "leader")
 _COUNTS = ("topics", "firsts", "blends")
-# The work is bounded by these, whatever the sizes of gallery and bank; the figures of docs/scan.md
-# are measured with them.
+# The work is bounded by these, whatever the sizes of gallery and bank. The figures of
+# docs/outliers.md are measured with them.
 _MOST_LANDMARKS = _MOST_REFERENCES = 8192
 _N_BLENDS = 4096
 # Weight of the second reference of a blend.
@@ -96,7 +99,7 @@ _LEAST_Z, _LARGEST_Z = -3.0, 1000.0
 
 
 @dataclass(frozen=True)
-class Outlier:
+class Outlier(Record):
     """One item that is not fine; rows that are broken have no score and no signals."""
 
     item: int
@@ -108,8 +111,10 @@ class Outlier:
 
 
 @dataclass(frozen=True, eq=False)
-class Scan:
-    """The verdicts on items; the outliers come with the worst first, broken rows before all."""
+class Scan(Record):
+    """The results for items; the outliers come with the worst first, broken rows before all."""
+
+    _rows = "outliers"
 
     outliers: tuple[Outlier, ...]
     scores: DoubleArray = field(repr=False)
@@ -146,14 +151,9 @@ class Scan:
         return self.verdicts.count(verdict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON: counts and outliers; items that are fine are not listed."""
-        return {
-            "n_items": self.n_items,
-            "n_references": self.n_references,
-            "budget": self.budget,
-            **{verdict: self.count(verdict) for verdict in ("fine", "watch", "remove")},
-            "outliers": [asdict(outlier) for outlier in self.outliers],
-        }
+        """Return counts and outliers, ready for JSON; items that are fine are not listed."""
+        counts = {verdict: self.count(verdict) for verdict in ("fine", "watch", "remove")}
+        return super().to_dict() | counts
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the ids of `to_remove`: a JSON list, or text with one per line."""
@@ -215,8 +215,8 @@ def scan(
     --------
     >>> from nnnorm import load_shapes
     >>> shapes = load_shapes()
-    >>> planted = shapes.references[1000:1400].mean(axis=0, keepdims=True)
-    >>> gallery = np.concatenate([shapes.gallery, planted / np.linalg.norm(planted)])
+    >>> adversarial = shapes.references[1000:1400].mean(axis=0, keepdims=True)
+    >>> gallery = np.concatenate([shapes.gallery, adversarial / np.linalg.norm(adversarial)])
     >>> found = scan(gallery, shapes.references[:1000])
     >>> found.outliers[0].item, found.outliers[0].verdict
     (1000, 'remove')
@@ -241,9 +241,7 @@ def scan(
     landmarks = items.embeddings if not faults else items.embeddings.subset(honest)
     options: dict[str, Any] = {"seed": seed, "memory_budget": memory_budget}
     expected = Expected(landmarks, bank, progress=progress, **options)
-    own = np.full(len(items.embeddings), -1)
-    own[honest[expected.chosen]] = np.arange(len(expected.chosen))
-    return _judge(expected, items, faults, ids, own=own, budget=alerts, progress=progress)
+    return _judge(expected, items, faults, ids, budget=alerts, progress=progress)
 
 
 def screen(
@@ -265,23 +263,20 @@ def screen(
 
 def count_alerts(budget: Budget, n_items: int) -> int:
     """Count the alerts that a budget ("0.2%", 0.002 or 20) allows; a share, five at least."""
-    wrong = NNNormError(
-        "budget must be a share of the items such as '0.2%' or 0.002, or a whole number of "
-        f"alerts; got {budget!r}"
-    )
     text = str(budget).strip()
+    is_percent = text.endswith("%")
     try:
-        number = float(text.removesuffix("%"))
+        number = float(text.removesuffix("%")) / (100 if is_percent else 1)
     except ValueError:
-        raise wrong from None
-    if isinstance(budget, bool) or not math.isfinite(number) or number <= 0:
-        raise wrong
-    is_share = text.endswith("%") or number < 1
-    share = number / 100 if text.endswith("%") else number
-    if (share > 1) if is_share else (number != int(number)):
-        raise wrong
+        number = math.nan
+    is_share = is_percent or number < 1
+    if not (0 < number <= 1 if is_share else number % 1 == 0):
+        raise NNNormError(
+            "budget must be a share of the items such as '0.2%' or 0.002, or a whole number of "
+            f"alerts; got {budget!r}"
+        )
     if is_share:
-        return min(n_items, max(LEAST_ALERTS, math.floor(share * n_items + 1e-9)))
+        number = max(LEAST_ALERTS, math.floor(number * n_items + 1e-9))
     return min(n_items, int(number))
 
 
@@ -312,14 +307,13 @@ def _judge(
     faults: Mapping[int, str],
     ids: Sequence[Any] | None,
     *,
-    own: IntArray | None = None,
     budget: int | None = None,
     progress: Progress | None = None,
 ) -> Scan:
-    """Give every item a verdict; `own` and `faults` are those of the rows of `valid`."""
+    """Give every item a verdict; `faults` are those of the rows of `valid`."""
     n_items = valid.n_rows
     names = check_ids(ids, n_items, name=valid.embeddings.name) if ids is not None else valid.ids
-    numbers = expected.measure(valid.embeddings, own, progress)
+    numbers = expected.measure(valid.embeddings, progress)
     z = expected.compare(numbers)
     signals = {name: np.full(n_items, np.nan) for name in SIGNALS}
     for name, values in z.items():
@@ -329,53 +323,21 @@ def _judge(
     scores = np.full(n_items, np.inf)
     scores[valid.rows] = sum(z.values())
     scores[list(broken)] = np.inf
-
-    def name_of(item: int) -> Any:
-        return item if names is None else names[item].item()
-
-    outliers = [
-        Outlier(item, name_of(item), "remove", (broken[item],), None, {}) for item in sorted(broken)
+    outliers = []
+    order = np.argsort(-scores, kind="stable")[
+        : n_items if budget is None else len(broken) + budget
     ]
-    order = np.argsort(-scores, kind="stable")[len(broken) :][:budget]
     for item in order[scores[order] >= WATCH].tolist():
+        name = item if names is None else names[item].item()
+        if item in broken:
+            outliers.append(Outlier(item, name, "remove", (broken[item],), None, {}))
+            continue
         verdict: Verdict = "remove" if scores[item] >= REMOVE else "watch"
         own_signals = {name: round(float(signals[name][item]), 2) for name in SIGNALS}
-        place = int(np.searchsorted(valid.rows, item))
-        reasons = _reasons(expected, numbers, place, own_signals)
+        reasons = expected.explain(numbers, int(np.searchsorted(valid.rows, item)), own_signals)
         score = round(float(scores[item]), 2)
-        outliers.append(Outlier(item, name_of(item), verdict, reasons, score, own_signals))
+        outliers.append(Outlier(item, name, verdict, reasons, score, own_signals))
     return Scan(tuple(outliers), scores, signals, n_items, expected.n_references, budget, names)
-
-
-def _reasons(
-    expected: "Expected",
-    numbers: Mapping[str, DoubleArray],
-    place: int,
-    signals: Mapping[str, float],
-) -> tuple[str, ...]:
-    """The signals in words, strongest first: those that are notable, or the strongest."""
-    usual = expected.medians
-    topics, firsts, blends = (int(numbers[name][place]) for name in _COUNTS)
-    words = {
-        "bias": "its scores with the references are {z:.1f} spreads above the median item's",
-        "neighbors": "its scores with the references are {z:.1f} spreads above those of items "
-        "with as close neighbors",
-        "topics": f"{topics} of {expected.n_topics} topics of the bank retrieve it; a usual item, "
-        f"{usual['topics']}",
-        "firsts": f"{firsts:,} of {expected.n_references:,} references have it in first place; a "
-        f"usual item, {usual['firsts']}",
-        "blends": f"{blends:,} of {expected.n_blends:,} blends of two queries have it in first "
-        f"place; a usual item, {usual['blends']}",
-        "side": "it lies {z:.1f} spreads from the other items towards the queries",
-    }
-    ordered = sorted(SIGNALS, key=lambda name: -signals[name])
-    notable = [name for name in ordered if signals[name] >= _NOTABLE] or ordered[:1]
-    reasons = [words[name].format(z=signals[name]) for name in notable]
-    leader = numbers["leader"]
-    n_copies = int((leader == leader[place]).sum())
-    if leader[place] >= 0 and n_copies > 1:
-        reasons.append(f"it is one of {n_copies:,} near copies")
-    return tuple(reasons)
 
 
 # --- what is usual -------------------------------------------------------------------------------
@@ -401,44 +363,38 @@ class Expected:
                     "is usual"
                 )
         rng = np.random.default_rng(seed)
-        chosen = _choose(landmarks, _MOST_LANDMARKS, rng)
+        items = landmarks.take(_choose(landmarks, _MOST_LANDMARKS, rng))
         bank = references.take(_choose(references, _MOST_REFERENCES, rng))
-        items = landmarks.take(chosen)
-        is_first = _first_of_copies(items)
-        self.chosen, items = chosen[is_first], items[is_first]
+        items = items[_first_of_copies(items)]
         topics = _find_topics(bank, rng)
+        order = np.argsort(topics, kind="stable")
+        self._topic_starts = np.flatnonzero(np.diff(topics[order], prepend=-1))
         self._blends = _blend(bank, rng)
         self._sides = _Sides(items, bank, rng)
-        order = np.argsort(topics, kind="stable")
-        self._references, topics = bank[order], topics[order]
-        self._topic_starts = np.flatnonzero(np.diff(topics, prepend=-1))
+        self._references, self.n_references = bank[order], len(bank)
         self._landmarks, self._units = items, as_units(items)
-        self.n_references, self.n_blends = len(bank), len(self._blends)
-        self.n_topics = int(topics.max()) + 1
         # A strip holds its scores and their order, 12 bytes each, on every thread.
         per_row = 12 * max(len(bank), len(items)) * count_threads()
         self._n_strip = int(np.clip(memory_budget // (2 * per_row), 8, _STRIP_ROWS))
-        self._first, self._retrieved = self._thresholds(self._references, _PLACES, progress)
-        self._first_of_blends, _ = self._thresholds(self._blends, 1, progress)
-        self._of_landmarks = self._measure(
-            lambda start, stop: items[start:stop], np.arange(len(items)), progress
-        )
+
+        def find_best(queries: FloatArray, k: int) -> FloatArray:
+            """The scores of the best landmarks of every query."""
+            run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+            best = search(queries, items, k=min(k, len(items)), normalize=False, **run).scores
+            return np.asarray(best - _ROUNDING * np.abs(best), dtype=np.float32)
+
+        best = find_best(self._references, _PLACES)
+        self._first, self._retrieved = best[:, 0], best[:, -1]
+        self._first_of_blends = find_best(self._blends, 1)[:, 0]
+        self._of_landmarks = self._measure(lambda *rows: items[slice(*rows)], len(items), progress)
         self._line = _fit_line(self._of_landmarks["density"], self._of_landmarks["bias"])
         self._usual = {n: _usual(values) for n, values in self._raw(self._of_landmarks).items()}
-        self.medians = {name: int(np.median(self._of_landmarks[name])) for name in _COUNTS}
 
     def measure(
-        self, items: Embeddings, own: IntArray | None = None, progress: Progress | None = None
+        self, items: Embeddings, progress: Progress | None = None
     ) -> dict[str, DoubleArray]:
-        """Measure items; `own` has the landmark that each item is, or −1."""
-        own = np.full(len(items), -1) if own is None else own
-        rest = np.flatnonzero(own < 0)
-        numbers = {name: values[own] for name, values in self._of_landmarks.items()}
-        if len(rest):
-            others = items if len(rest) == len(items) else items.subset(rest)
-            measured = self._measure(others.rows, own[rest], progress)
-            for name, values in measured.items():
-                numbers[name][rest] = values
+        """Measure items, of which near copies share counts."""
+        numbers = self._measure(items.rows, len(items), progress)
         copies = np.flatnonzero(numbers["leader"] >= 0)
         leaders = numbers["leader"][copies].astype(np.int64)
         for name in _COUNTS:
@@ -455,6 +411,35 @@ class Expected:
             found[name] = np.clip(z, _LEAST_Z, _LARGEST_Z)
         return found
 
+    def explain(
+        self, numbers: Mapping[str, DoubleArray], place: int, z: Mapping[str, float]
+    ) -> tuple[str, ...]:
+        """The signals of an item in words, strongest first: those that are notable, or one."""
+        n = {name: f"{int(numbers[name][place]):,}" for name in _COUNTS}
+        usual = {
+            name: f"a usual item, {int(np.median(self._of_landmarks[name]))}" for name in _COUNTS
+        }
+        above = "its scores with the references are {:.1f} spreads above"
+        words = {
+            "bias": f"{above} the median item's",
+            "neighbors": f"{above} those of items with as close neighbors",
+            "topics": f"{n['topics']} of {len(self._topic_starts)} topics of the bank retrieve it; "
+            + usual["topics"],
+            "firsts": f"{n['firsts']} of {self.n_references:,} references have it as top-1; "
+            + usual["firsts"],
+            "blends": f"{n['blends']} of {len(self._blends):,} blends of two queries have it as "
+            f"top-1; {usual['blends']}",
+            "side": "it lies {:.1f} spreads from the other items towards the queries",
+        }
+        ordered = sorted(SIGNALS, key=lambda name: -z[name])
+        notable = [name for name in ordered if z[name] >= _NOTABLE] or ordered[:1]
+        reasons = [words[name].format(z[name]) for name in notable]
+        leader = numbers["leader"]
+        n_copies = int((leader == leader[place]).sum())
+        if leader[place] >= 0 and n_copies > 1:
+            reasons.append(f"it is one of {n_copies:,} near copies")
+        return tuple(reasons)
+
     def _raw(self, numbers: Mapping[str, DoubleArray]) -> dict[str, DoubleArray]:
         """The numbers on scales on which honest items are about evenly spread."""
         return {
@@ -466,24 +451,8 @@ class Expected:
             "side": numbers["side"],
         }
 
-    def _thresholds(
-        self, queries: FloatArray, n_places: int, progress: Progress | None
-    ) -> tuple[FloatArray, FloatArray]:
-        """The scores at the first and the last place of each query's ranking of the landmarks."""
-        n_places = min(n_places, len(self._landmarks))
-
-        def work(start: int, stop: int) -> FloatArray:
-            scores = queries[start:stop] @ self._landmarks.T
-            scores.partition(len(self._landmarks) - n_places, axis=1)
-            best = scores[:, -n_places:]
-            return np.stack([best.max(axis=1), best.min(axis=1)])
-
-        found = self._in_strips(work, len(queries), progress)
-        first, last = found - _ROUNDING * np.abs(found)
-        return first, last
-
     def _measure(
-        self, read: Callable[[int, int], FloatArray], own: IntArray, progress: Progress | None
+        self, read: Callable[[int, int], FloatArray], n_rows: int, progress: Progress | None
     ) -> dict[str, DoubleArray]:
         """Measure rows in one pass over references, blends and landmarks."""
         k = min(_REFERENCE_K, max(1, self.n_references // 4))
@@ -497,37 +466,30 @@ class Expected:
             scores.partition(self.n_references - k, axis=1)
             bias = scores[:, -k:].mean(axis=1, dtype=np.float64)
             blends = np.count_nonzero(rows @ self._blends.T >= self._first_of_blends, axis=1)
-            density, leader = self._neighbors(as_units(rows), own[start:stop])
+            density, leader = self._neighbors(as_units(rows))
             side = self._sides.project(rows, leader)
             return np.stack([bias, density, topics, firsts, blends, side, leader])
 
-        return dict(zip(_NUMBERS, self._in_strips(work, len(own), progress), strict=True))
-
-    def _neighbors(self, units: FloatArray, own: IntArray) -> tuple[DoubleArray, IntArray]:
-        """Mean cosine with the nearest other landmarks, and the landmark an item is a copy of."""
-        k = min(_N_NEIGHBORS + 1, len(self._units))
-        cosines = units @ self._units.T
-        places = np.argpartition(cosines, len(self._units) - k, axis=1)[:, -k:]
-        best = np.take_along_axis(cosines, places, axis=1)
-        # Copies say nothing about how dense a place is: many of them would make it look so.
-        is_other = (places != own[:, None]) & (best <= _COPY)
-        n_others = is_other.sum(axis=1)
-        sums = np.where(is_other, best, 0).sum(axis=1, dtype=np.float64)
-        density = np.where(n_others > 0, sums / np.maximum(n_others, 1), _COPY)
-        nearest = np.take_along_axis(places, best.argmax(axis=1)[:, None], axis=1)[:, 0]
-        is_copy = (own < 0) & (best.max(axis=1) > _COPY)
-        return density, np.where(is_copy, nearest, own)
-
-    def _in_strips(
-        self, work: Callable[[int, int], Any], n_rows: int, progress: Progress | None
-    ) -> Any:
-        """Call `work` on strips of rows in threads, and join what it returns."""
         parts = []
         for _, stop, found in strips_in_order(work, n_rows, self._n_strip, threading.Event()):
             parts.append(found)
             if progress is not None:
                 progress(stop, n_rows)
-        return np.concatenate(parts, axis=1)
+        return dict(zip(_NUMBERS, np.concatenate(parts, axis=1), strict=True))
+
+    def _neighbors(self, units: FloatArray) -> tuple[DoubleArray, IntArray]:
+        """Mean cosine with the nearest other landmarks, and the landmark an item is or copies."""
+        k = min(_N_NEIGHBORS + 1, len(self._units))
+        cosines = units @ self._units.T
+        places = np.argpartition(cosines, len(self._units) - k, axis=1)[:, -k:]
+        best = np.take_along_axis(cosines, places, axis=1)
+        # Copies say nothing about how dense a place is: many of them would make it look so.
+        is_other = best <= _COPY
+        n_others = is_other.sum(axis=1)
+        sums = np.where(is_other, best, 0).sum(axis=1, dtype=np.float64)
+        density = np.where(n_others > 0, sums / np.maximum(n_others, 1), _COPY)
+        nearest = np.take_along_axis(places, best.argmax(axis=1)[:, None], axis=1)[:, 0]
+        return density, np.where(best.max(axis=1) > _COPY, nearest, -1)
 
 
 class _Sides:

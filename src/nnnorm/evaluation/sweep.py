@@ -26,28 +26,23 @@ import numpy.typing as npt
 from nnnorm.dedup import References, describe_size
 from nnnorm.embeddings import Embeddings, FloatArray
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation.metrics import Evaluation, Truth, count_above
+from nnnorm.evaluation.metrics import Truth
 from nnnorm.files import Progress
 from nnnorm.methods import (
     NNN,
-    BankName,
-    DualSoftmax,
-    Factor,
     Grid,
     Method,
     MethodName,
     Statistics,
     find_method,
     make_method,
-    multiply_factors,
 )
+from nnnorm.methods.groups import offsets_of
 from nnnorm.ranking import iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 
 # Returns what is taken from every score, shape (n_gallery,), float32; called again when needed.
 Correction: TypeAlias = Callable[[], FloatArray]
-# The banks that gate a method, which of those gates are open, and the factors of the product.
-_Case: TypeAlias = tuple[tuple[BankName, ...], tuple[bool, ...], tuple[Factor, ...]]
 
 
 # --- the grid ------------------------------------------------------------------------------------
@@ -69,7 +64,11 @@ class Setting:
     def correction(self) -> FloatArray:
         """What is taken from every score, shape ``(n_gallery,)``, in the arithmetic of `search`."""
         values = np.asarray(self.method.values(self.statistics), dtype=np.float32)
-        return np.float32(self.method.weight) * values
+        correction = np.float32(self.method.weight) * values
+        if (groups := self.statistics.groups) is not None and self.method.is_weighted:
+            offsets = groups.offsets(self.method, values, self.statistics)
+            correction = correction + offsets_of(groups.labels, offsets)
+        return correction
 
 
 def make_settings(
@@ -83,8 +82,12 @@ def make_settings(
 ) -> list[Setting]:
     """Lay out the grids of some methods and scan the banks once for all of them."""
     grids = grids or {}
-    check_grids(grids, methods)
-    statistics = Statistics.of_embeddings(gallery, references, gallery_references, **options)
+    if unknown := [name for name in grids if name not in methods]:
+        raise NNNormError(
+            f"a grid was given for {unknown[0]}, which is not among the methods "
+            f"({', '.join(methods)})"
+        )
+    statistics = Statistics(gallery, references, gallery_references, **options)
     cells = {
         method: params
         for name in methods
@@ -96,15 +99,6 @@ def make_settings(
             cells.setdefault(automatic, automatic.params)
     statistics.prepare(cells)
     return [Setting(method, params, statistics) for method, params in cells.items()]
-
-
-def check_grids(grids: Mapping[str, Grid] | None, methods: Sequence[MethodName]) -> None:
-    """Raise if a grid was given for a method that was not asked for."""
-    if unknown := [name for name in (grids or {}) if name not in methods]:
-        raise NNNormError(
-            f"a grid was given for {unknown[0]}, which is not among the methods "
-            f"({', '.join(methods)})"
-        )
 
 
 def _cells(
@@ -125,7 +119,7 @@ def _cells(
         if reference_k <= statistics.n_references:
             yield method, params
         elif grid is not None:
-            size = describe_size(statistics.provenance["n_references"], statistics.n_references)
+            size = describe_size(statistics.n_given, statistics.n_references)
             raise NNNormError(
                 f"the grid of {name} has reference_k {reference_k}, but there are only {size}"
             )
@@ -135,7 +129,7 @@ def _list_params(name: MethodName, grid: Grid) -> Iterator[dict[str, Any]]:
     """The parameters of every cell, once each part of the grid has lists for the same ones."""
     parts = [grid] if isinstance(grid, Mapping) else list(grid)
     if not parts or (not all(parts) and find_method(name)[1].grid):
-        raise NNNormError(f"the grid of {name} is empty; give each parameter at least one value")
+        raise NNNormError(f"the grid of {name} is empty; pass at least one value per parameter")
     for axes in parts:
         is_same = isinstance(axes, Mapping) and set(axes) == set(parts[0])
         if not is_same or any(np.ndim(v) != 1 or not len(v) for v in axes.values()):
@@ -161,7 +155,7 @@ def sweep_hits(
     progress: Progress | None = None,
     look: Callable[[int, FloatArray], None] | None = None,
 ) -> FloatArray:
-    """Find whether the right item of each query comes first, under every correction."""
+    """Find whether the right item of each query is top-1, under every correction."""
     hits = np.empty((len(corrections), len(queries)), dtype=np.float32)
     if 4 * len(corrections) * len(gallery) <= memory_budget // 4:
         corrections = [partial(np.asarray, correction()) for correction in corrections]
@@ -239,82 +233,10 @@ def _strip_hits(
         wrong = pair_scores - offset[pair_items]
         tied = pair_rows[wrong == own[pair_rows]]
         if len(tied):
-            # A tie for the first place is won as often as a draw among the tied would be.
+            # A tie for top-1 is won as often as a draw among the tied would be.
             n_wrong = np.bincount(tied, minlength=len(own))
             is_best = right - offset[items] == own[rows]
             n_right = np.bincount(rows[is_best], minlength=len(own))
             hit *= n_right / (n_right + n_wrong)
         hit[pair_rows[wrong > own[pair_rows]]] = 0
     return hits
-
-
-# --- gated methods -------------------------------------------------------------------------------
-
-
-class GateWatch:
-    """Reads the raw scores of a sweep, and then gives the hits of gated methods."""
-
-    def __init__(self, methods: Sequence[Method], statistics: Statistics, truth: Truth) -> None:
-        self._statistics, self._truth = statistics, truth
-        gated = [method for method in methods if method.gated_by]
-        self._is_open = {
-            bank: np.zeros(len(truth), dtype=bool) for method in gated for bank in method.gated_by
-        }
-        self._active = {bank: statistics.activation_set(bank) for bank in self._is_open}
-        self._hits: dict[_Case, FloatArray] = {
-            case: np.zeros(len(truth), dtype=np.float32)
-            for method in gated
-            for case in _closed_cases(method)
-        }
-
-    def look(self, start: int, scores: FloatArray) -> None:
-        """Decide the gates of a strip's queries, and rank those for which some are closed."""
-        some = slice(start, start + len(scores))
-        for bank, active in self._active.items():
-            self._is_open[bank][some] = active[scores.argmax(axis=1)]
-        for (banks, pattern, factors), hits in self._hits.items():
-            rows = np.flatnonzero(self._matches(banks, pattern, some))
-            if len(rows):
-                logs = [(f.beta, self._statistics.log_mean_exp(*f)) for f in factors]
-                product = multiply_factors(scores[rows], logs, n_closed=pattern.count(False))
-                hits[start + rows] = self._count(product, start + rows)
-
-    def hits(self, method: Method, ungated: FloatArray, raw: FloatArray) -> FloatArray:
-        """Hits of a method, from those of its ungated form and of no correction."""
-        if not method.gated_by:
-            return ungated
-        all_open = (True,) * len(method.gated_by)
-        hits = np.where(self._matches(method.gated_by, all_open), ungated, raw)
-        for case in _closed_cases(method):
-            rows = self._matches(*case[:2])
-            hits[rows] = self._hits[case][rows]
-        return hits
-
-    def _matches(
-        self, banks: Sequence[BankName], pattern: Sequence[bool], some: slice = slice(None)
-    ) -> npt.NDArray[np.bool_]:
-        """Which of some queries have their gates open and closed in this pattern."""
-        pairs = zip(banks, pattern, strict=True)
-        gates = [self._is_open[bank][some] == opened for bank, opened in pairs]
-        return np.asarray(np.logical_and.reduce(gates))
-
-    def _count(
-        self, scores: npt.NDArray[np.float64], queries: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.float64]:
-        truth = self._truth.some_queries(queries)
-        # In the float32 of a search, so that what is a tie there is a tie here.
-        above, tied = count_above(scores.astype(np.float32), truth, 0)
-        n_gallery = scores.shape[1]
-        return Evaluation(truth, above, tied, queries, n_gallery, n_gallery).hits(1)
-
-
-def _closed_cases(method: Method) -> list[_Case]:
-    """The products that DualDIS ranks by if some of its gates are closed; QBNorm has none."""
-    if not isinstance(method, DualSoftmax):
-        return []
-    patterns = itertools.product((True, False), repeat=len(method.gated_by))
-    return [
-        (method.gated_by, pattern, method.closed_product(pattern))
-        for pattern in patterns
-        if not all(pattern)
-    ]

@@ -11,21 +11,22 @@ others choose.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress, product
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bank import Bank, open_gallery_references, open_references
+from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Popularity
 from nnnorm.dedup import Duplicates, References, drop_copies
 from nnnorm.embeddings import Embeddings, FloatArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, warn
-from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
-from nnnorm.evaluation.metrics import Counter, Evaluation, check_bank, evaluate, open_truth
-from nnnorm.evaluation.sweep import GateWatch, Setting, make_settings, sweep_hits
+from nnnorm.evaluation.metrics import Evaluation, check_bank, count_strip, evaluate, open_truth
+from nnnorm.evaluation.results import Interval, Record, interval_of_difference, is_near, split_folds
+from nnnorm.evaluation.sweep import Setting, make_settings, sweep_hits
 from nnnorm.files import Progress
 from nnnorm.methods import (
     METHOD_NAMES,
@@ -37,17 +38,21 @@ from nnnorm.methods import (
     describe_setting,
     find_method,
     make_method,
+    open_references,
 )
+from nnnorm.methods.groups import Groups, open_groups
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 Select = Literal["one-standard-error", "max"]
+# Weights of the differences between groups, the usual one first.
+_BETWEEN = (1.0, 0.75, 1.25, 0.5, 1.5, 0.25, 0.0)
 # Weights of a popularity for cosines: on Flickr8k 0.05 was the best of these under Zipf's traffic,
 # and 0.12 too much. They are multiplied by the product of the norms of queries and items.
 _WEIGHTS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12)
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Record):
     """One setting and its recall on the tuning queries; R@5 and R@10 of the best cells only."""
 
     method: MethodName
@@ -58,40 +63,39 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON, without what was not measured."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in super().to_dict().items() if value is not None}
 
 
 @dataclass(frozen=True, eq=False)
-class PopularityChoice:
+class PopularityChoice(Record):
     """The weights of a popularity that were tried, and the bias and hits of the chosen one."""
 
-    bias: Bias
-    hits: FloatArray
+    bias: Bias = field(repr=False)
+    hits: FloatArray = field(repr=False)
     weight: float
-    recalls: dict[float, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        grid = [{"weight": w, "recall_at_1": recall} for w, recall in self.recalls.items()]
-        return {"weight": self.weight, "recall_at_1": self.recalls[self.weight], "grid": grid}
+    recall_at_1: float
+    grid: tuple[dict[str, float], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Tuning:
+class Tuning(Record):
     """All cells, the chosen one, its bias, and the interval of its gain."""
+
+    _rows = "grid"
 
     grid: tuple[Cell, ...]
     best: Cell
     best_by_rule: Cell
     best_by_maximum: Cell
     uncorrected: Cell
-    bias: Bias
+    bias: Bias = field(repr=False)
     gain: Interval
     select: Select
     n_queries: int
     n_references: int
     n_unique: int | None = None
     references_sampled: bool = False
+    between: float | None = None
     popularity: PopularityChoice | None = None
     cross_fitted: Interval | None = None
     n_near: int = 0
@@ -103,16 +107,6 @@ class Tuning:
             f"Tuning({len(self.grid):,} settings, {self.n_queries:,} queries, best: {best}, "
             f"R@1 {100 * self.best.recall_at_1:.1f} %)"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON, without the bias."""
-        found = {name: value for name, value in vars(self).items() if name != "bias"}
-        for name, value in found.items():
-            if isinstance(value, (Cell, PopularityChoice)):
-                found[name] = value.to_dict()
-            elif isinstance(value, Interval):
-                found[name] = asdict(value)
-        return found | {"grid": [cell.to_dict() for cell in self.grid]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +189,7 @@ def tune(
     queries: Source,
     truth: Any,
     methods: Sequence[MethodName] | Literal["all"] = ("nnn",),
+    groups: npt.ArrayLike | None = None,
     gallery_references: Source | None = None,
     duplicates: Duplicates = "drop",
     clicks: npt.ArrayLike | None = None,
@@ -218,6 +213,8 @@ def tune(
         The right items, see `open_truth`.
     methods : sequence of str, or "all"
         "all" leaves out the methods that need a gallery bank if there is none.
+    groups : array, shape (n_gallery,), optional
+        A label per item of a mixed gallery, see `Method.fit`: ``between`` is chosen too.
     gallery_references : array or path, shape (n_gallery_references, dim), optional
         A bank of gallery-side items, for the methods that use one.
     duplicates : {"drop", "keep"}
@@ -255,7 +252,11 @@ def tune(
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     bank = open_references(references, normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
-    gallery_bank = open_gallery_references(gallery_references, normalize=normalize)
+    gallery_bank = None
+    if gallery_references is not None:
+        gallery_bank = open_embeddings(
+            gallery_references, name="gallery_references", normalize=normalize
+        )
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     names = check_methods(methods, gallery_bank is not None)
     if clicks is not None:
@@ -263,21 +264,26 @@ def tune(
     right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
     check_bank(bank, asked, items, right)
     used = drop_copies(bank, duplicates, progress)
-    trial = try_settings(names, items, used, gallery_bank, asked, right, grids=grids, **options)
+    labeled = open_groups(groups, len(items))
+    trial = try_settings(
+        names, items, used, gallery_bank, asked, right, grids=grids, groups=labeled, **options
+    )
     by_rule, by_maximum = trial.choose("one-standard-error"), trial.choose("max")
     chosen = by_rule if select == "one-standard-error" else by_maximum
-    bias, measured = trial.bias(chosen), trial.evaluation(chosen)
-    cells = _list_cells(trial, {0: trial.raw, chosen: measured})
-    gain, popularity = measured.gain_over(trial.raw, seed=seed), None
     cross_fitted = None
     if clicks is None:
         cross_fitted = trial.cross_fit(select, seed=seed).gain_over(trial.raw, seed=seed)
-    else:
+    n_near = sum(is_near(trial.hits[by_maximum], hits, trial.clusters) for hits in trial.hits[1:])
+    if labeled is not None and chosen and _choose_between(trial, chosen, labeled) != 1:
+        cross_fitted = None  # the weight was chosen on all queries
+    bias, measured = trial.bias(chosen), trial.evaluation(chosen)
+    cells = _list_cells(trial, {0: trial.raw, chosen: measured})
+    gain, popularity = measured.gain_over(trial.raw, seed=seed), None
+    if clicks is not None:
         popularity = _choose_popularity(trial, bias, clicks, **options)
         raw = trial.raw.hits(1)
         gain = interval_of_difference(popularity.hits, raw, trial.clusters, seed=seed)
         bias = popularity.bias
-    near = (is_near(trial.hits[by_maximum], hits, trial.clusters) for hits in trial.hits[1:])
     return Tuning(
         grid=tuple(cells),
         best=cells[chosen],
@@ -287,11 +293,12 @@ def tune(
         bias=bias,
         gain=gain,
         cross_fitted=cross_fitted,
-        n_near=sum(near),
+        n_near=n_near,
         select=select,
         n_queries=len(asked),
         n_references=used.n_given,
         **used.params,
+        between=None if labeled is None else labeled.between,
         popularity=popularity,
     )
 
@@ -305,6 +312,7 @@ def try_settings(
     truth: Any,
     *,
     grids: Mapping[str, Grid] | None = None,
+    groups: Groups | None = None,
     **options: Any,
 ) -> Trial:
     """Try no correction and every setting of some methods, from one pass over each input."""
@@ -314,7 +322,7 @@ def try_settings(
     right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
     if len(np.unique(right.clusters)) < 2:
         raise NNNormError(
-            "tuning needs at least two queries that do not belong together; got "
+            "tuning needs at least two queries from different groups; got "
             f"{len(right)} in one group"
         )
     settings = make_settings(
@@ -323,27 +331,48 @@ def try_settings(
         references,
         gallery_references=gallery_references,
         grids=grids,
+        groups=groups,
         **options,
     )
-    methods_tried = [setting.method for setting in settings]
-    watch = GateWatch(methods_tried, settings[0].statistics, right)
-    counter = Counter(right, len(gallery))
-
-    def look(start: int, scores: FloatArray) -> None:
-        counter.look(start, scores)
-        watch.look(start, scores)
-
     # A gated setting shares the sweep of its ungated form.
-    ungated = [replace(method, **method.variants[0].fixed) for method in methods_tried]
+    ungated = [replace(one.method, **one.method.variants[0].fixed) for one in settings]
     unique = dict(zip(ungated, settings, strict=True))
     corrections = [setting.correction for setting in unique.values()]
+    ranks: list[Any] = []
+
+    def look(start: int, scores: FloatArray) -> None:
+        ranks.append(count_strip(scores, right, start))
+
     swept = sweep_hits(queries, gallery, right, corrections, look=look, **options)
     hits_of = dict(zip(unique, swept, strict=True))
-    raw = hits_of[ungated[0]]
-    pairs = zip(methods_tried, ungated, strict=True)
-    hits = np.stack([watch.hits(method, hits_of[form], raw) for method, form in pairs])
+    hits = np.stack([hits_of[method] for method in ungated])
     budget = options.get("memory_budget", DEFAULT_MEMORY_BUDGET)
-    return Trial(settings, hits, counter.evaluation(), queries, gallery, budget)
+    raw = Evaluation.of_strips(right, ranks, len(gallery))
+    trial = Trial(settings, hits, raw, queries, gallery, budget)
+    _close_gates(trial)
+    return trial
+
+
+def _close_gates(trial: Trial) -> None:
+    """Set the hits of queries for which a gate is closed.
+
+    They depend on the parameters of the open gates only, so settings share their evaluations.
+    """
+    shared: dict[tuple[Any, ...], npt.NDArray[Any]] = {}
+    for number, setting in enumerate(trial.settings):
+        method = setting.method
+        active = [trial.statistics.activation_set(bank)[trial.raw.top1] for bank in method.gated_by]
+        for pattern in product((True, False), repeat=len(active)):
+            rows = np.all(
+                [gate == opened for gate, opened in zip(active, pattern, strict=True)], axis=0
+            )
+            if all(pattern) or not rows.any():
+                continue
+            # The first parameters are those of the gates, in the same order.
+            key = (setting.name, *compress(vars(method).items(), pattern))
+            if key not in shared:
+                shared[key] = trial.evaluation(number).hits(1)
+            trial.hits[number, rows] = shared[key][rows]
 
 
 def check_select(select: str) -> None:
@@ -416,6 +445,23 @@ def _list_cells(trial: Trial, evaluations: Mapping[int, Evaluation]) -> list[Cel
     return cells
 
 
+def _choose_between(trial: Trial, number: int, groups: Groups) -> float:
+    """Choose the weight nearest to 1 within one paired standard error of the best, by R@1."""
+    corrections = []
+    for between in _BETWEEN:
+        groups.between = between
+        corrections.append(partial(np.asarray, trial.settings[number].correction()))
+    budget = trial.memory_budget
+    hits = sweep_hits(
+        trial.queries, trial.gallery, trial.raw.truth, corrections, memory_budget=budget
+    )
+    best = hits[int(hits.mean(axis=1, dtype=np.float64).argmax())]
+    chosen = next(row for row in range(len(hits)) if is_near(best, hits[row], trial.clusters))
+    groups.between, trial.hits[number] = _BETWEEN[chosen], hits[chosen]
+    trial._evaluations.pop(number, None)
+    return groups.between
+
+
 # --- popularity ----------------------------------------------------------------------------------
 
 
@@ -431,7 +477,7 @@ def _check_clicks(
     gated = [name for name in methods if make_method(name).gated_by]
     if gated and not is_all:
         raise NNNormError(
-            f"method {gated[0]} decides per query, so that no popularity can be added to it; leave "
+            f"method {gated[0]} decides per query, so no popularity can be added to it; leave "
             "out clicks, or choose other methods"
         )
     return [name for name in methods if name not in gated]
@@ -449,10 +495,11 @@ def _choose_popularity(
     means = hits.mean(axis=1, dtype=np.float64)
     best = hits[int(means.argmax())]
     chosen = next(row for row in range(len(hits)) if is_near(best, hits[row], trial.clusters))
-    recalls = {weight: float(mean) for weight, mean in zip(weights, means, strict=True)}
+    pairs = zip(weights, means.tolist(), strict=True)
+    grid = tuple({"weight": weight, "recall_at_1": recall} for weight, recall in pairs)
     if chosen == len(weights) - 1:
         warn(
             f"the largest weight of a popularity that was tried is the best one, {weights[-1]:g}; "
             "larger ones may be better still: bias + Popularity(clicks, weight=…)"
         )
-    return PopularityChoice(biases[chosen], hits[chosen], weights[chosen], recalls)
+    return PopularityChoice(biases[chosen], hits[chosen], **grid[chosen], grid=grid)

@@ -1,4 +1,4 @@
-"""The first places of many queries under any correction, from a few candidates of each query.
+"""The first hits of many queries under any correction, from a few candidates of each query.
 
 A slider asks for the same ranking under ever other corrections. The product of queries and gallery
 is computed once per *anchor* (no correction, and a few corrections within the range of the
@@ -32,7 +32,7 @@ _SLACK = 2e-6
 
 
 class Answer(NamedTuple):
-    """The first places of all queries, and how many queries may not be exact."""
+    """The first hits of all queries, and how many queries may not be exact."""
 
     ranking: Ranking
     n_uncertain: int
@@ -69,7 +69,7 @@ class Candidates:
         if bias is not None and bias.gates:  # decided by whole rows
             return Answer(search(self._queries, self._gallery, bias, k=k), 0)
         scores = self._scores if bias is None else self._scores - bias.correction[self._items]
-        best = top_k(Matrix(ScoreMatrix([scores], role="scores")), k)
+        best = top_k(Matrix(ScoreMatrix([scores], "scores")), k)
         found = np.take_along_axis(self._items, best.indices, axis=1).astype(np.int64)
         ranking = Ranking(best.scores, found)
         again = np.flatnonzero(~self._is_certain(bias, best.scores[:, -1]))

@@ -16,19 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm import evaluation
-from nnnorm.bank import open_references
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
 from nnnorm.datasets import load_shapes, read_scene
 from nnnorm.embeddings import Embeddings, FloatArray, open_embeddings
 from nnnorm.encoders import list_inputs, load_encoder
-from nnnorm.errors import NNNormError, NNNormWarning
-from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
-from nnnorm.files import show_url
+from nnnorm.errors import NNNormError, NNNormWarning, show_url
+from nnnorm.explore.pictures import Draw, FolderPictures, draw_scene
 from nnnorm.index import open_index
 from nnnorm.input_checks import check_inputs
-from nnnorm.methods import label_method
-from nnnorm.tables import TABLE_SUFFIXES, check_ids, read_all_columns, read_json, read_jsonl
+from nnnorm.methods import label_method, open_references
+from nnnorm.tables import TABLE_SUFFIXES, check_ids, read_columns, read_json, read_jsonl
 
 # Columns of the metadata that name an item's picture, the first that is there.
 _PICTURE_COLUMNS = ("image", "file", "path", "filename", "image_path")
@@ -78,10 +76,9 @@ class Material:
     query_captions: Sequence[str] | None = None
     reference_captions: Sequence[str] | None = None
     metadata: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    pictures: Pictures | None = None
+    pictures: Draw | None = None
     encode: Callable[[str], FloatArray] | None = None
     corrector: Corrector | None = None
-    recent: Embeddings | None = None
     served: Served | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     examples: Sequence[str] = ()
@@ -136,7 +133,7 @@ def demo_material() -> Material:
             "background": [background for background, _ in scenes],
             "objects": [str(len(things)) for _, things in scenes],
         },
-        pictures=ScenePictures(shapes),
+        pictures=draw_scene,
         encode=lambda text: shapes.encode_texts([text]),
         examples=("a red star above a blue ring", "a big green heart", "a purple moon on sand"),
     )
@@ -150,7 +147,6 @@ def open_material(
     truth: Path | None = None,
     index: str | None = None,
     corrector: Path | None = None,
-    recent: Path | None = None,
     ids: Any = None,
     images: Path | None = None,
     captions: Path | None = None,
@@ -165,9 +161,9 @@ def open_material(
         got = "neither" if index is None else "both"
         raise NNNormError(f"explore needs a gallery, or an index that holds one; got {got}")
     if queries is None:
-        raise NNNormError("explore needs queries to look at; give --queries")
+        raise NNNormError("explore needs queries to look at; pass --queries")
     if references is None and corrector is None:
-        raise NNNormError("explore needs past queries; give --references, or a --corrector")
+        raise NNNormError("explore needs past queries; pass --references, or a --corrector")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", NNNormWarning)
         columns: dict[str, list[str]] = {}
@@ -192,13 +188,10 @@ def open_material(
         evaluation.warn_of_mismatched_bank(past, asked, items, right)
         if metadata is not None:
             columns |= _read_metadata(metadata, len(items))
-        latest = None if fitted is None else asked
-        if fitted is not None and recent is not None:
-            latest = open_embeddings(recent, name="recent", normalize=normalize)
     given: dict[str, Any] = {"gallery": gallery, "queries": queries, "references": references}
-    if index is not None:
-        given["index"] = show_url(index)  # without a password: exports and the page have it
-    options = {name: str(value) for name, value in given.items() if value is not None}
+    given["index"] = index
+    # Without passwords: exports and the page have them.
+    options = {name: show_url(value) for name, value in given.items() if value is not None}
     if normalize is not None:
         options["normalize"] = "yes" if normalize else "no"
     notes = [str(one.message) for one in caught if issubclass(one.category, NNNormWarning)]
@@ -219,7 +212,6 @@ def open_material(
         pictures=_open_pictures(images, columns, len(items)),
         encode=_open_encoder(encoder, past),
         corrector=fitted,
-        recent=latest,
         served=served,
         options=options,
         notes=list(dict.fromkeys(notes)),
@@ -248,7 +240,7 @@ def _read_index(
 def _read_metadata(path: Path, n_items: int) -> dict[str, list[str]]:
     suffix = path.suffix.lower()
     if suffix in TABLE_SUFFIXES and suffix != ".jsonl":
-        columns = read_all_columns(path)
+        columns = read_columns(path, optional=None)
     else:
         is_lines = suffix == ".jsonl"
         entries = read_jsonl(path) if is_lines else read_json(path, "a list of objects")
@@ -258,7 +250,7 @@ def _read_metadata(path: Path, n_items: int) -> dict[str, list[str]]:
     n_rows = len(next(iter(columns.values()), []))
     if n_rows != n_items:
         raise NNNormError(
-            f"{path} has {n_rows:,} rows, but the gallery has {n_items:,} items; give one per item"
+            f"{path} has {n_rows:,} rows, but the gallery has {n_items:,} items; pass one per item"
         )
     return columns
 
@@ -278,7 +270,7 @@ def _read_captions(
     if path is None:
         return None
     is_table = path.suffix.lower() in TABLE_SUFFIXES
-    has_caption = is_table and "caption" in read_all_columns(path)
+    has_caption = is_table and "caption" in read_columns(path, optional=None)
     texts = list(list_inputs(path, "texts", "caption" if has_caption else None))
     if len(texts) != n_rows:
         other = "--captions" if what.startswith("queries") else "--query-captions"
@@ -289,7 +281,7 @@ def _read_captions(
 
 def _open_pictures(
     folder: Path | None, columns: Mapping[str, Sequence[str]], n_items: int
-) -> Pictures | None:
+) -> Draw | None:
     if folder is None:
         return None
     if not folder.is_dir():
@@ -312,8 +304,8 @@ def _open_encoder(model: str | None, past: Embeddings) -> Callable[[str], FloatA
     smallest, largest = past.norm_range
     if max(1 - smallest, largest - 1) > _UNIT_TOLERANCE:
         raise NNNormError(
-            "an encoder gives queries of norm 1, but the past queries have norms from "
-            f"{smallest:.3g} to {largest:.3g}, so that their bias would not fit typed queries; add "
+            "the encoder returns queries of norm 1, but the past queries have norms from "
+            f"{smallest:.3g} to {largest:.3g}, so their bias would not fit typed queries; add "
             "--normalize"
         )
     encoder = load_encoder(model)
@@ -326,7 +318,7 @@ def _open_encoder(model: str | None, past: Embeddings) -> Callable[[str], FloatA
             rows = np.asarray(encoder.encode_texts([text]), dtype=np.float32)
         if rows.shape[1] != past.dim:
             raise NNNormError(
-                f"the encoder gives {rows.shape[1]} dimensions, but the gallery has {past.dim}; "
+                f"the encoder returns {rows.shape[1]} dimensions, but the gallery has {past.dim}; "
                 "name the model that encoded the gallery"
             )
         return rows

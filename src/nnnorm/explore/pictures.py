@@ -7,12 +7,12 @@ that are inside it once all links are followed, so that a name in a table can't 
 import io
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
-from nnnorm.datasets import Shapes
+from nnnorm.datasets import load_shapes
 from nnnorm.encoders import open_image
 from nnnorm.errors import NNNormError, require
 
@@ -28,26 +28,16 @@ _PLACEHOLDER = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 96 96" r
 <path d="M22 22 74 74" stroke="#8a8f98" stroke-width="4"/></svg>"""
 
 
-class Pictures(Protocol):
-    """What shows the items of a gallery."""
-
-    def draw(self, item: int) -> bytes:
-        """Return the thumbnail of an item as PNG or JPEG."""
-        ...
+# Returns the thumbnail of an item as PNG or JPEG.
+Draw: TypeAlias = Callable[[int], bytes]
 
 
-class ScenePictures:
-    """Pictures of the shapes that ship with the package, drawn from their description."""
-
-    def __init__(self, shapes: Shapes) -> None:
-        self._shapes = shapes
-
-    def draw(self, item: int) -> bytes:
-        """Draw the scene of an item."""
-        out = io.BytesIO()
-        image = require("PIL.Image", "explore").fromarray(self._shapes.draw(item, 144))
-        image.save(out, format="PNG")
-        return out.getvalue()
+def draw_scene(item: int) -> bytes:
+    """Draw a scene of the shapes that ship with the package."""
+    out = io.BytesIO()
+    image = require("PIL.Image", "explore").fromarray(load_shapes().draw(item, 144))
+    image.save(out, format="PNG")
+    return out.getvalue()
 
 
 class FolderPictures:
@@ -66,7 +56,7 @@ class FolderPictures:
             )
         return Path(path)
 
-    def draw(self, item: int) -> bytes:
+    def __call__(self, item: int) -> bytes:
         """Open the picture of an item, turn it upright and scale it down."""
         image = require("PIL.ImageOps", "explore").exif_transpose(open_image(self.find(item)))
         image.thumbnail((SIZE, SIZE))
@@ -86,8 +76,8 @@ class Thumbnail(NamedTuple):
 class Thumbnails:
     """Thumbnails of a gallery; a broken picture becomes a placeholder until it is repaired."""
 
-    def __init__(self, pictures: Pictures) -> None:
-        self._draw = lru_cache(_MOST_KEPT)(pictures.draw)  # errors are not kept
+    def __init__(self, draw: Draw) -> None:
+        self._draw = lru_cache(_MOST_KEPT)(draw)  # errors are not kept
 
     def get(self, item: int) -> Thumbnail:
         """Return the thumbnail of an item."""

@@ -5,12 +5,12 @@ into a script, so that the page opens from disk. `make_table` writes what Embedd
 the places of the map (``--x projection_x --y projection_y``), texts, and what is known of items.
 """
 
-import base64
 import io
 import json
 import os
 import re
 import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -20,11 +20,11 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from nnnorm.errors import NNNormError, NNNormWarning, require
+from nnnorm.errors import NNNormError, NNNormWarning, first_line, require
 from nnnorm.explore.material import Served
 from nnnorm.explore.session import Session, Setting, draw_some
-from nnnorm.explore.views import View, Views, pack
-from nnnorm.files import Progress, make_folder, write_whole
+from nnnorm.explore.views import View, Views, to_json
+from nnnorm.files import Progress, is_disk_full, make_folder, write_whole
 
 STATIC = Path(__file__).parent / "static"
 # The order in which the modules of the page need each other.
@@ -41,29 +41,50 @@ def record(
     """Write the page of a session to a folder; it opens from there without a server."""
     target = make_folder(folder)
     if any(target.iterdir()) and not (target / "recorded.js").exists():
-        raise NNNormError(f"{target} is not empty; give a new folder for the export")
+        raise NNNormError(f"{target} is not empty; pass a new folder for the export")
     for later in (session.map, session.tuning, session.scan):
         later.result()
     recording = _Recording(session)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NNNormWarning)  # `Material.notes` has those of the inputs
         recording.record(progress)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".nnnorm-", dir=target) as staging:
+            written = _write_export(recording, Path(staging))
+            for path in Path(staging).iterdir():
+                if (target / path.name).is_dir():
+                    shutil.rmtree(target / path.name)
+                path.replace(target / path.name)
+    except OSError as error:
+        reason = "the disk is full" if is_disk_full(error) else first_line(error)
+        raise NNNormError(
+            f"cannot write {target}: {reason}; free some space or choose another path"
+        ) from error
+    finally:
+        with suppress(OSError):
+            target.rmdir()  # if it is empty
+    return written
+
+
+def _write_export(recording: "_Recording", folder: Path) -> list[str]:
+    """Write all files of an export; return what a user looks for."""
+    session = recording.session
     found = {
         "answers": recording.answers,
         "items": recording.items,
-        "pictures": _write_pictures(session, target / "pictures", recording.items),
+        "pictures": _write_pictures(session, folder / "pictures", recording.items),
     }
-    script = json.dumps(found, ensure_ascii=False).replace("</", "<\\/")
-    _write(target / "recorded.js", f"window.NNNORM_RECORDED = {script};\n")
-    _write(target / "page.js", join_modules())
-    _write(target / "index.html", make_page())
+    script = to_json(found).replace("</", "<\\/")
+    _write(folder / "recorded.js", f"window.NNNORM_RECORDED = {script};\n")
+    _write(folder / "page.js", join_modules())
+    _write(folder / "index.html", make_page())
     for file in (*STATIC.glob("*.css"), *STATIC.glob("*.svg")):
-        shutil.copyfile(file, target / file.name)
-    shutil.copytree(STATIC / "vendor", target / "vendor", dirs_exist_ok=True)
+        shutil.copyfile(file, folder / file.name)
+    shutil.copytree(STATIC / "vendor", folder / "vendor")
     written = ["index.html", "page.js", "recorded.js", "pictures", "vendor"]
     with suppress(ImportError):  # the table needs pyarrow, the page does not
         table = make_table(recording.views, session.open_method("nnn", {}))
-        _write(target / "items.parquet", table)
+        _write(folder / "items.parquet", table)
         written.append("items.parquet")
     return written
 
@@ -115,7 +136,7 @@ class _Recording:
         rows = draw_some(len(material.queries), _N_QUERIES, self.session.seed)
         queries = self.views.list_queries(np.union1d(rows, [about["example"]]))
         self._keep("queries", {"n_found": len(queries), "queries": queries})
-        for path in ("copies", "scan", "grid", "map", "bank"):
+        for path in ("scan", "grid", "map", "bank"):
             self._ask(path)
         settings = list(self._settings())
         hubs = self.views.hubs(settings[0][1])["hubs"].tolist()  # the same with every setting
@@ -141,9 +162,8 @@ class _Recording:
 
     def _keep(self, path: str, view: View, params: dict[str, Any] | None = None) -> None:
         self.items.update(view.get("items", {}))
-        rest = {name: value for name, value in view.items() if name != "items"}
         key = f"{path}?{urlencode(sorted((params or {}).items()))}"
-        self.answers[key] = base64.b64encode(pack(rest)).decode()
+        self.answers[key] = {name: value for name, value in view.items() if name != "items"}
 
     def _settings(self) -> Iterator[tuple[dict[str, Any], Setting]]:
         """The settings of the page, in the address and opened: automatic ones, then a grid."""

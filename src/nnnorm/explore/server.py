@@ -8,7 +8,6 @@ from elsewhere and run no inline script. Wrong parameters get a 4xx and one sent
 
 import inspect
 import ipaddress
-import json
 import os
 import socket
 import warnings
@@ -17,16 +16,17 @@ from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
 from nnnorm.errors import NNNormError, NNNormWarning, require
 from nnnorm.explore.recording import STATIC, make_table
 from nnnorm.explore.session import Session, Setting
-from nnnorm.explore.views import Views, Which, pack
+from nnnorm.explore.views import Views, Which, to_json
 from nnnorm.version import __version__
 
 LONGEST_TEXT = 500
 _MOST_HITS = 100
+_LONGEST_HEADERS = 16_384  # bytes
+_MOST_CONNECTIONS = 512
+_MOST_SECONDS = 10  # until a connection has sent a whole request
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HEADERS = {
     "content-security-policy": (
@@ -41,7 +41,6 @@ _HEADERS = {
 }
 _REJECTED = {
     403: {"description": "Another host or origin."},
-    404: {"description": "There is no such picture."},
     422: {"description": "A wrong parameter, with what it should be."},
 }
 
@@ -57,6 +56,8 @@ def _reject(headers: Mapping[str, str], own: str) -> str | None:
     is_elsewhere = headers.get("sec-fetch-site") == "cross-site"
     if is_elsewhere and headers.get("sec-fetch-mode") != "navigate":
         return "this explorer answers its own page only; got a request of another site"
+    if headers.get("upgrade", "").lower() == "websocket":
+        return "this explorer answers plain requests only; got a WebSocket"
     return None
 
 
@@ -82,8 +83,7 @@ class _Files:
     def picture(self, item: int) -> Any:
         """Send the thumbnail of an item; a placeholder if its picture is broken."""
         if self._session.thumbnails is None:
-            missing = json.dumps({"detail": "the items have no pictures; give --images"})
-            return self._respond(missing, status_code=404, media_type="application/json")
+            raise NNNormError("the items have no pictures; pass --images")
         self._views.items([item])  # raises if there is no such item
         found = self._session.thumbnails.get(item)
         # A picture does not change while the explorer runs; a broken one may be repaired.
@@ -224,9 +224,7 @@ def _with_limits(answer: Callable[..., Any], limits: Mapping[str, Any], response
         found = answer(**given)
         if not isinstance(found, dict):
             return found
-        if any(isinstance(value, np.ndarray) for value in found.values()):
-            return responses.Response(pack(found), media_type="application/octet-stream")
-        return responses.JSONResponse(found)
+        return responses.Response(to_json(found), media_type="application/json")
 
     respond.__name__, respond.__doc__ = answer.__name__, answer.__doc__
     respond.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -256,17 +254,67 @@ def listen(host: str = "127.0.0.1", port: int = 8765) -> socket.socket:
         ) from error
 
 
+def make_server(session: Session, host: str = "127.0.0.1") -> Any:
+    """Make the server of a session, with limits for what a client may send and hold open."""
+    uvicorn = require("uvicorn", "explore")
+    config = uvicorn.Config(
+        make_app(session, host),
+        http=_make_protocol(),
+        h11_max_incomplete_event_size=_LONGEST_HEADERS,
+        limit_concurrency=_MOST_CONNECTIONS,
+        ws="none",
+        log_level="error",
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    return uvicorn.Server(config)
+
+
+def _make_protocol() -> Any:
+    """HTTP that closes connections without a whole request: after a while, or to make room."""
+    protocol: Any = require("uvicorn.protocols.http.h11_impl", "explore").H11Protocol
+    waiting: dict[Any, Any] = {}  # connections and their timers, the oldest first
+
+    class Protocol(protocol):  # type: ignore[misc]
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+            while waiting and len(self.connections) >= _MOST_CONNECTIONS:
+                next(iter(waiting)).leave()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._watch()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            super().connection_lost(error)
+            self._stop()
+
+        def _watch(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop()
+            elif self not in waiting:
+                waiting[self] = self.loop.call_later(_MOST_SECONDS, self.leave)
+
+        def _stop(self) -> None:
+            if (timer := waiting.pop(self, None)) is not None:
+                timer.cancel()
+
+        def leave(self) -> None:
+            self._stop()
+            self.connections.discard(self)  # at once: others may be counted before it is closed
+            self.transport.close()
+
+    return Protocol
+
+
 def serve(session: Session, opened: socket.socket, host: str = "127.0.0.1") -> None:
     """Answer requests on a socket until the process is interrupted."""
-    uvicorn = require("uvicorn", "explore")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NNNormWarning)  # the page shows those of the inputs
-        config = uvicorn.Config(
-            make_app(session, host),
-            log_level="warning",
-            server_header=False,
-            limit_concurrency=512,
-            timeout_graceful_shutdown=2,
-        )
         session.start()
-        uvicorn.Server(config).run(sockets=[opened])
+        make_server(session, host).run(sockets=[opened])

@@ -29,8 +29,7 @@ from nnnorm.explore.pictures import Thumbnails
 from nnnorm.explore.projection import project
 from nnnorm.files import Progress
 from nnnorm.methods import (
-    CSLS,
-    DN,
+    METHOD_NAMES,
     NNN,
     InvertedSoftmax,
     Method,
@@ -38,7 +37,7 @@ from nnnorm.methods import (
     find_method,
     make_method,
 )
-from nnnorm.ranking import score_matrix
+from nnnorm.ranking import measure_confidence, score_matrix
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 # A method with its parameters, or what an index serves.
@@ -46,10 +45,9 @@ Setting: TypeAlias = Method | Served
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# The methods of the picker: one bank, no labels, and settings that one pass over the bank prepares.
-OFFERED = tuple(
-    variant.name for kind in (NNN, CSLS, DN, InvertedSoftmax) for variant in kind.variants
-)
+# The methods of the picker: those whose parameters have a control.
+_CONTROLS = {"reference_k", "alpha", "center", "weight", "beta"}
+OFFERED = tuple(name for name in METHOD_NAMES if set(find_method(name)[0].symbols) & _CONTROLS)
 PLACES = 10
 _KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BETAS = (1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 100.0)
@@ -142,7 +140,7 @@ class Session:
         self.truth = None if material.truth is None else material.truth.some_queries(self.chosen)
         self.clusters = None if self.truth is None else self.truth.clusters
         self.unique = drop_copies(material.references, progress=progress)
-        self.statistics = Statistics.of_embeddings(material.gallery, self.unique, progress=progress)
+        self.statistics = Statistics(material.gallery, self.unique, progress=progress)
         resolved, _ = NNN(alpha=0.0).resolve(self.statistics)
         steps = {k for k in _KS if k <= min(len(self.unique), largest_k)}
         self.reference_ks = tuple(sorted(steps | {int(resolved.reference_k)}))
@@ -207,8 +205,7 @@ class Session:
             "alpha": ("range", weights, weight),
             "weight": ("range", weights, weight),
         }
-        labels = {**kind.symbols, "center": "centered"}
-        return [Knob(param, labels[param], *known[param]) for param in kind.symbols]
+        return [Knob(param, label, *known[param]) for param, label in kind.symbols.items()]
 
     def open_method(self, name: str, params: Mapping[str, Any]) -> Setting:
         """Make a method of the picker; NNN without parameters is the automatic one."""
@@ -256,18 +253,23 @@ class Session:
 
     @kept(100)  # of 5,000 queries some 60 MB
     def rank(self, setting: Setting | None) -> Answer:
-        """Return the first places of all queries of the sample; without a setting uncorrected."""
+        """Return the first hits of all queries of the sample; without a setting uncorrected."""
         bias = None if setting is None else self.bias_for(setting)
         return self.candidates.rank(bias, min(PLACES, len(self.gallery)))
 
     def first(self, setting: Setting | None) -> IntArray:
-        """Return the item that comes first for each query of the sample."""
+        """Return the top-1 item of each query of the sample."""
         return self.rank(setting).ranking.indices[:, 0]
 
     @kept(64)
     def count_first(self, setting: Setting | None) -> IntArray:
-        """Return how often every item comes first, shape ``(n_gallery,)``."""
+        """Return how often every item is top-1, shape ``(n_gallery,)``."""
         return count_occurrences(self.first(setting), len(self.gallery))
+
+    @kept(64)
+    def confidence(self, setting: Setting) -> FloatArray:
+        """Return the confidence of every query of the sample, shape ``(n_queries,)``."""
+        return measure_confidence(self.rank(setting).ranking.scores)
 
     def find_won(self, setting: Setting) -> tuple[IntArray, IntArray]:
         """Return the queries that a correction wins and loses, by their numbers."""
@@ -302,7 +304,7 @@ class Session:
                 raise NNNormError(f"{name} has no value {value!r}")
             mask &= self._has(name, value)
         if not mask.any():
-            raise NNNormError("no item has all of these values; take one filter away")
+            raise NNNormError("no item has all of these values; remove one filter")
         return mask
 
     @kept(64)

@@ -1,13 +1,12 @@
 """What each view of the page shows, from the functions of the package.
 
-Every view returns one dictionary of plain values and arrays, which `pack` turns into bytes. Items
-are described once per answer, under ``items``; arrays hold their numbers. `Views.paths` names the
-views as the page asks for them, over HTTP or in a recorded page.
+Every view returns one dictionary of plain values and arrays, which `to_json` writes. Items are
+described once per answer, under ``items``; arrays hold their numbers. `Views.paths` names the views
+as the page asks for them, over HTTP or in a recorded page.
 """
 
 import json
 import shlex
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -30,7 +29,7 @@ from nnnorm.explore.session import (
 )
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
 from nnnorm.methods import label_method
-from nnnorm.ranking import search
+from nnnorm.ranking import N_COMPARED, measure_confidence, search
 from nnnorm.scoring import Matrix, top_k
 from nnnorm.version import __version__
 
@@ -39,7 +38,7 @@ View: TypeAlias = dict[str, Any]
 Where: TypeAlias = Mapping[str, str]
 _ANYWHERE: Where = {}
 _PATHS = (
-    *("about", "queries", "search", "hubs", "hub", "hub/now", "copies", "scan"),
+    *("about", "queries", "search", "hubs", "hub", "hub/now", "scan"),
     *("quality", "grid", "map", "map/values", "items", "bank"),
 )
 # What may be missing, and changes what the page offers.
@@ -51,48 +50,19 @@ _N_SHOWN = 12
 _N_WRONG = 200
 # Items this close, as a cosine, are shown as near copies.
 _NEAR_COPY = 0.98
-_MOST_COPIES = 5000
-_N_GROUPS = 12
 # Enough for the width of an interval on a screen; the reports of `evaluation` draw more.
 _N_RESAMPLES = 1000
-# Arrays as JavaScript has them; whole numbers of 64 bits are not ordinary numbers there.
-_TYPES: dict[str, npt.DTypeLike] = {"f": "<f4", "i": "<i4", "u": "u1", "b": "u1"}
-_ALIGNED = 8
 
 
-def pack(view: View) -> bytes:
-    """Write a view as bytes that a browser reads as typed arrays.
+def to_json(view: View) -> str:
+    """Write a view as JSON: arrays as lists, real numbers with the digits of float32."""
 
-    A little-endian uint32 has the length of a JSON header, the header has the plain values and
-    names every array with its type, offset and length, and the arrays follow, each aligned to
-    eight bytes.
-    """
-    about, listed, parts, offset = {}, [], [], 0
-    for name, value in view.items():
-        if not isinstance(value, np.ndarray):
-            about[name] = value
-            continue
-        flat = np.ascontiguousarray(value, dtype=_TYPES[value.dtype.kind]).ravel()
-        entry = {"name": name, "type": flat.dtype.name, "offset": offset, "length": len(flat)}
-        data = flat.tobytes()
-        listed.append(entry)
-        parts.append(data + bytes(-len(data) % _ALIGNED))
-        offset += len(parts[-1])
-    written = {"about": about, "arrays": listed}
-    header = json.dumps(written, ensure_ascii=False, allow_nan=False).encode()
-    header += b" " * (-(4 + len(header)) % _ALIGNED)
-    return b"".join([struct.pack("<I", len(header)), header, *parts])
+    def write(array: npt.NDArray[Any]) -> list[Any]:
+        if array.dtype.kind != "f":
+            return array.tolist()
+        return [float(f"{number:.7g}") for number in array.tolist()]
 
-
-def unpack(data: bytes) -> View:
-    """Read what `pack` wrote, for tests and programs."""
-    (size,) = struct.unpack_from("<I", data)
-    header = json.loads(data[4 : 4 + size])
-    view: View = header["about"]
-    for one in header["arrays"]:
-        start = 4 + size + one["offset"]
-        view[one["name"]] = np.frombuffer(data, one["type"], one["length"], start)
-    return view
+    return json.dumps(view, default=write, ensure_ascii=False, allow_nan=False)
 
 
 class Views:
@@ -147,7 +117,7 @@ class Views:
         if words := text.lower().split():
             texts = self.material.query_captions
             if texts is None:
-                raise NNNormError("the queries have no texts; give --query-captions")
+                raise NNNormError("the queries have no texts; pass --query-captions")
             has_all = [all(word in texts[row].lower() for word in words) for row in rows.tolist()]
             rows = rows[np.array(has_all, dtype=bool)]
         drawn = rows[draw_some(len(rows), k, seed)]
@@ -206,7 +176,7 @@ class Views:
             chosen += f" --{name.replace('_', '-')} " if is_option else f" --set {name}="
             chosen += shown
         if not method.is_automatic:
-            chosen += " --duplicates drop"  # as the explorer itself does
+            chosen += " --set duplicates=drop"  # as the explorer itself does
         end = {"yes": " --normalize", "no": " --no-normalize", "": ""}[options["normalize"]]
         fit = f"nnnorm fit --gallery {gallery} --references {references} {chosen}{end}"
         ask = f"nnnorm search --gallery {gallery} --queries {queries}"
@@ -223,7 +193,7 @@ class Views:
         where: Where = _ANYWHERE,
         k: int = _N_SHOWN,
     ) -> View:
-        """Show the first places of one query (a number, a text, or an item), before and after."""
+        """Show the first hits of one query (a number, a text, or an item), before and after."""
         row, asked, all_right = self._open_query(query, text, item)
         mask = self.session.mask(where)
         right = [one for one in all_right if mask[one]]
@@ -233,13 +203,20 @@ class Views:
             for some in (None, method)
         )
         before, before_scores = _best(raw, min(k, n_items))
-        after, after_scores = _best(corrected, min(k, n_items))
+        after, after_scores = _best(corrected, min(max(k, N_COMPARED), n_items))
+        confidence = float(measure_confidence(after_scores[None])[0])
+        after, after_scores = after[:k], after_scores[:k]
+        rank = None  # with a filter, that of the other queries isn't known
+        if not where:
+            rank = float((self.session.confidence(method) < confidence).mean())
         first = self.session.count_first(None)
         return {
             "query": asked,
             "right": right,
             "n_filtered_out": len(all_right) - len(right),
             "n_items": n_items,
+            "confidence": confidence,
+            "confidence_rank": rank,
             "setting": self._setting(method),
             **self.items([*before, *after, *right]),
             "before": before,
@@ -248,7 +225,8 @@ class Views:
             "after_scores": after_scores,
             "before_now": _ranks(corrected, before),
             "after_was": _ranks(raw, after),
-            "right_ranks": np.stack([_ranks(raw, right), _ranks(corrected, right)]),
+            "right_was": _ranks(raw, right),
+            "right_now": _ranks(corrected, right),
             "before_first": first[before],
             "after_first": first[after],
         }
@@ -282,7 +260,7 @@ class Views:
     # --- hubs ------------------------------------------------------------------------------------
 
     def hubs(self, method: Setting, where: Where = _ANYWHERE) -> View:
-        """Show how often items come first, before and after, and the worst hubs."""
+        """Show how often items are top-1, before and after, and the worst hubs."""
         session = self.session
         n_items, n_queries = len(session.gallery), len(session.queries)
         was, now = session.count_first(None), session.count_first(method)
@@ -299,7 +277,7 @@ class Views:
             first = session.first(None)
             wrong = np.bincount(first[~self._is_right(first)], minlength=n_items)
             wrong_share = wrong[hubs] / was[hubs]
-        is_ready = session.scan.is_ready  # before the verdicts: the page asks again until it is
+        is_ready = session.scan.is_ready  # before the scan: the page asks again until it is
         return {
             "setting": self._setting(method),
             "n_uncertain": session.rank(method).n_uncertain,
@@ -365,7 +343,7 @@ class Views:
     def _taken(self, item: int) -> tuple[IntArray, IntArray, list[IntArray]]:
         """Queries that an item answers first, uncorrected; the wrong ones; some of these in groups.
 
-        A group asks for one thing; the largest comes first.
+        A group asks for one thing; the largest is listed first.
         """
         session = self.session
         _check_below("item", item, len(session.gallery))
@@ -398,44 +376,13 @@ class Views:
 
     @kept(1024)
     def _copies_of(self, item: int) -> IntArray:
-        (near,) = self._near([item], _N_SHOWN)
+        gallery = open_embeddings(self.session.gallery, normalize=True)
+        found = search(gallery.subset(np.array([item])), gallery, k=min(_N_SHOWN, len(gallery)))
+        near = found.indices[0, found.scores[0] >= _NEAR_COPY]
         return near[near != item]
 
-    def _near(self, items: Any, k: int) -> list[IntArray]:
-        """Near copies of some items, with the items themselves."""
-        gallery = open_embeddings(self.session.gallery, normalize=True)
-        found = search(gallery.subset(np.array(items)), gallery, k=min(k, len(gallery)))
-        both = zip(found.indices, found.scores, strict=True)
-        return [near[cosines >= _NEAR_COPY] for near, cosines in both]
-
-    @kept(1)
-    def copies(self) -> View:
-        """Show groups of items that are nearly the same.
-
-        Of a large gallery, these are copies of the items that come first most often.
-        """
-        counts = self.session.count_first(None)
-        rows = np.sort(np.argsort(-counts, kind="stable")[:_MOST_COPIES])
-        leader: dict[int, int] = {}
-        for near in self._near(rows, 6):
-            members = near.tolist()
-            lowest = min(leader.get(one, one) for one in members)
-            leader.update(dict.fromkeys(members, lowest))
-        groups: dict[int, list[int]] = {}
-        for one in sorted(leader):
-            groups.setdefault(leader[one], []).append(one)
-        largest = sorted((some for some in groups.values() if len(some) > 1), key=len, reverse=True)
-        shown = [group[:_N_SHOWN] for group in largest[:_N_GROUPS]]
-        return {
-            "cosine": _NEAR_COPY,
-            "n_groups": len(largest),
-            "n_looked_at": len(rows),
-            "groups": shown,
-            **self.items([item for group in shown for item in group]),
-        }
-
     def scan(self) -> View:
-        """Tell whether `nnnorm scan` is done, so that hubs have verdicts."""
+        """Return whether `nnnorm scan` is done."""
         return {"ready": self.session.scan.is_ready}
 
     # --- quality ---------------------------------------------------------------------------------
@@ -533,9 +480,9 @@ class Views:
             asked = asked.subset(np.unique(session.clusters, return_index=True)[1])
         z = mismatch_z(material.references, asked)
         drift = None
-        if material.corrector is not None and material.recent is not None:
+        if material.corrector is not None:
             try:
-                drift = evaluation.measure_drift(material.corrector, material.recent).to_dict()
+                drift = evaluation.measure_drift(material.corrector, material.queries).to_dict()
             except NNNormError as error:  # the rest of the view does not need it
                 drift = {"error": str(error)}
         texts = material.reference_captions
@@ -565,7 +512,7 @@ def _check_below(what: str, number: int, n_rows: int) -> None:
 
 def _best(scores: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
     """The best items and their scores."""
-    found = top_k(Matrix(ScoreMatrix([scores[None, :]], role="scores")), k)
+    found = top_k(Matrix(ScoreMatrix([scores[None, :]], "scores")), k)
     return found.indices[0], found.scores[0]
 
 

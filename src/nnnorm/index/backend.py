@@ -9,20 +9,31 @@ A version's name is never used twice. A new engine is one file in `engines/` and
 import contextlib
 import os
 import re
+import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    IO,
+    Any,
+    ClassVar,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, first_line, keep_interrupts
-from nnnorm.files import hide_secrets, show_url
+from nnnorm.errors import NNNormError, first_line, hide_secrets, keep_interrupts, show_url
+from nnnorm.files import check_space, is_disk_full
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[Any]  # int64, or str
@@ -33,6 +44,7 @@ Kind = Literal["integer", "float", "boolean", "text"]
 BATCH = 1000  # items read from an engine at once
 KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "float", str: "text"}
 _MOST = 2**31 - 1
+_LEAST_SPACE = 2**24  # bytes of disk; with fewer left, an error of an engine is due to that
 _O = TypeVar("_O", bound="Options")
 
 
@@ -71,6 +83,8 @@ class Hits:
     ids: Ids
     scores: FloatArray
     metadata: list[list[dict[str, Any]]] | None = None
+    confidence: FloatArray | None = None
+    parents: Ids | None = None  # the documents of hits that are chunks
 
     @classmethod
     def read(cls, rows: Sequence[Sequence[tuple[Any, float]]]) -> "Hits":
@@ -85,6 +99,9 @@ class Hits:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"Hits({len(self):,} queries, k={self.ids.shape[1]})"
 
 
 @dataclass(frozen=True)
@@ -282,13 +299,24 @@ class Backend(ABC):
             raise
         except Exception as error:
             is_builtin = type(error).__module__ == "builtins"
-            if is_builtin and not isinstance(error, self.builtin_errors):
+            is_own = is_builtin and not isinstance(error, self.builtin_errors)
+            if is_own or hasattr(error, "is_of_the_caller"):
                 raise
             said = hide_secrets(_quote(error), self.address, *self.secrets())
             shown = said == _quote(error) and not self.secrets() and "@" not in self.address
-            raise NNNormError(f"{self.name}: the engine reports: {said}") from (
+            full = "the disk is full, free some space; " if self._is_full(error) else ""
+            raise NNNormError(f"{self.name}: {full}the engine reports: {said}") from (
                 error if shown else None
             )
+
+    def _is_full(self, error: Exception) -> bool:
+        """Whether an error is due to a full disk; some libraries don't say so."""
+        if self.address and "//" not in self.address:
+            try:
+                check_space(self.address, _LEAST_SPACE)
+            except OSError:
+                return True
+        return is_disk_full(error)
 
     def missing(self) -> NNNormError:
         """Return the error of a version or collection that isn't there."""
@@ -311,16 +339,27 @@ class Backend(ABC):
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Let one thread, and one process if there is a lock file, change the collection."""
-        with self.lock, contextlib.ExitStack() as stack:
+        with self.translating(), self.lock, contextlib.ExitStack() as stack:
             path = self.lock_file()
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context(open(path, "ab"))
-                with contextlib.suppress(ImportError):  # Windows
-                    import fcntl
-
-                    fcntl.flock(file, fcntl.LOCK_EX)
+                _lock(file)
             yield
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Wait until no other process has locked a file; closing it unlocks it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        while True:
+            with contextlib.suppress(OSError):  # after ten seconds
+                return msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 class ClientBackend(Backend):
@@ -352,7 +391,22 @@ class ClientBackend(Backend):
 
 
 def _quote(error: Exception) -> str:
-    return re.sub(r"\s+", " ", getattr(error, "message", None) or first_line(error)).strip()
+    message = getattr(error, "message", None)  # a method of Chroma's errors
+    said = message if isinstance(message, str) and message else first_line(error)
+    return re.sub(r"\s+", " ", said).strip()
+
+
+def keep_errors(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function of the caller, so that `translating` passes on what it raises."""
+
+    def called(*args: Any) -> Any:
+        try:
+            return call(*args)
+        except Exception as error:
+            error.is_of_the_caller = True  # type: ignore[attr-defined]
+            raise
+
+    return called
 
 
 def chunks(values: Any, size: int) -> Iterator[Any]:

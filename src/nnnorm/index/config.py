@@ -6,6 +6,7 @@ an index can be searched without its corrector.
 
 import math
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
@@ -24,11 +25,14 @@ from nnnorm.tables import check_ids
 from nnnorm.version import __version__
 
 FORMAT = "nnnorm.index/2"
-# What a refresh leaves as it is.
-OF_THE_COLLECTION = ("mode", "metric", "string_ids", "columns", "created", "rotated")
 _LONGEST_ID = 1000
-_RESERVED = {"id", "embedding", "bias", "metadata", "key", "rowid", "vector", "distance", "score"}
+# Columns of our tables, and those that every table of a database has.
+_RESERVED = {
+    *("id", "embedding", "bias", "metadata", "key", "norm", "vector", "distance", "score"),
+    *("rowid", "oid", "ctid", "tableoid", "xmin", "xmax", "cmin", "cmax"),
+}
 _MOST_COLUMNS = 50
+_DEEPEST = 100  # levels of metadata
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
 _FEW = 64  # rows that are checked without opening them as embeddings
 
@@ -55,30 +59,10 @@ class IndexConfig:
     lowest: float
     highest: float
     reference_norms: Sequence[float] | None
+    written_by: str
     rotated: bool
     previous: int | None = None
     popularity: float | None = None
-    written_by: str = __version__
-
-    @classmethod
-    def make(cls, corrector: Corrector, **about: Any) -> "IndexConfig":
-        """Describe a version whose items get their bias from this corrector."""
-        bias, kept = corrector.bias, corrector.augmentation
-        return cls(
-            corrector=corrector.fingerprint,
-            method=bias.method,
-            weight=bias.weight,
-            reference_k=bias.reference_k,
-            dim=corrector.dim,
-            unit=corrector.unit or corrector.normalize,
-            shift=kept.shift,
-            scale=kept.scale,
-            radius=kept.radius,
-            lowest=float(bias.values.min()),
-            highest=float(bias.values.max()),
-            reference_norms=bias.reference_norms,
-            **about,
-        )
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any], name: str) -> "IndexConfig":
@@ -180,11 +164,27 @@ class IndexConfig:
         """Turn the engine's scores into corrected scores."""
         if self.mode == "column":
             return scores
-        products = scores.astype(np.float64)
-        if self.metric == "cosine":
-            norms = np.linalg.norm(asked.astype(np.float64), axis=1)[:, None]
-            products = products * norms * self.radius
-        return (products - weight * self.shift).astype(np.float32)
+        return self._augmentation.read_scores(scores, asked, weight, self.metric)
+
+
+def describe_corrector(corrector: Corrector) -> dict[str, Any]:
+    """Return what the config of a version says about its corrector."""
+    bias, kept = corrector.bias, corrector.augmentation
+    return {
+        "corrector": corrector.fingerprint,
+        "method": bias.method,
+        "weight": bias.weight,
+        "reference_k": bias.reference_k,
+        "dim": corrector.dim,
+        "unit": corrector.unit or corrector.normalize,
+        "shift": kept.shift,
+        "scale": kept.scale,
+        "radius": kept.radius,
+        "lowest": float(bias.values.min()),
+        "highest": float(bias.values.max()),
+        "reference_norms": bias.reference_norms,
+        "written_by": __version__,
+    }
 
 
 @lru_cache(maxsize=4)
@@ -197,11 +197,29 @@ def _rotation(width: int) -> FloatArray:
     return turned
 
 
-def bias_values(corrector: Corrector, rows: Embeddings) -> FloatArray:
+def bias_values(corrector: Corrector, rows: Embeddings, groups: Any = None) -> FloatArray:
     """Return the bias of items; that of the corrector's own gallery is known already."""
     known = corrector.bias
     is_own = known.fingerprints.get("gallery") is not None and known.fits(rows)
-    return (known if is_own else corrector.bias_for(rows)).values
+    if is_own and groups is None:
+        return known.values
+    return corrector.bias_for(rows, groups=groups).values
+
+
+def read_groups(groups: Any, items: Iterable[Any], metadata: Sequence[Metadata]) -> Any:
+    """Return the groups of items, given as they are, by id, or as a key of their metadata."""
+    if isinstance(groups, Mapping):
+        if missing := [own for own in items if own not in groups]:
+            raise NNNormError(f"groups has no label for the item {missing[0]!r}; add it")
+        return [groups[own] for own in items]
+    if not isinstance(groups, str):
+        return groups
+    for own, entry in zip(items, metadata, strict=True):
+        if groups not in entry:
+            raise NNNormError(
+                f"the metadata of item {own!r} has no key {groups!r}, which groups names"
+            )
+    return [entry[groups] for entry in metadata]
 
 
 @dataclass(frozen=True)
@@ -229,7 +247,8 @@ def check_item_ids(ids: Any, n_items: int | None = None) -> Ids:
     for own in listed.ravel().tolist():
         if isinstance(own, str) and not (0 < len(own) <= _LONGEST_ID and _is_text(own)):
             raise NNNormError(
-                f"an id must be a whole number, or text without null characters; got {own!r:.60}"
+                f"an id must be a whole number, or text of 1 to {_LONGEST_ID} characters without "
+                f"null characters and surrogates; got {own!r:.60}"
             )
     return check_ids(ids, listed.size if n_items is None else n_items, name="the items")
 
@@ -261,19 +280,24 @@ def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[di
     return checked
 
 
-def _plain(value: Any, name: str) -> Any:
-    if isinstance(value, np.generic):
+def _plain(value: Any, name: str, depth: int = 0) -> Any:
+    """Return a value that every engine returns as it was given, or raise."""
+    if isinstance(value, np.generic) and value.dtype.kind in "biufU":  # not dates
         value = value.item()
-    if isinstance(value, (list, tuple)):
-        return [_plain(one, name) for one in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) and _is_text(key) for key in value):
-        return {key: _plain(one, name) for key, one in value.items()}
+    if depth <= _DEEPEST:
+        if isinstance(value, (list, tuple)):
+            return [_plain(one, name, depth + 1) for one in value]
+        if isinstance(value, Mapping) and all(isinstance(k, str) and _is_text(k) for k in value):
+            return {key: _plain(one, name, depth + 1) for key, one in value.items()}
     if value is None or isinstance(value, bool):
         return value
     fits = isinstance(value, int) and -(2**63) <= value < 2**63
     fits = fits or (isinstance(value, float) and math.isfinite(value))
     if not fits and not (isinstance(value, str) and _is_text(value)):
-        raise NNNormError(f"{name} must be a JSON value; got {value!r:.60}")
+        raise NNNormError(
+            f"{name} must be a JSON value: finite, whole numbers of 64 bits, text without null "
+            f"characters and surrogates, at most {_DEEPEST} levels; got {reprlib.repr(value)}"
+        )
     return value
 
 
@@ -301,14 +325,16 @@ def choose_columns(metadata: Iterable[Metadata]) -> dict[str, Kind]:
     return chosen
 
 
-def make_plain(value: Any) -> Any:
-    """Turn a value of an application's own collection into JSON: dates and the like are text."""
+def make_plain(value: Any, changed: list[Any]) -> Any:
+    """Turn a value of an application's own collection into JSON; adds to `changed` what wasn't."""
     if isinstance(value, Mapping):
-        return {str(key): make_plain(one) for key, one in value.items()}
+        return {str(key): make_plain(one, changed) for key, one in value.items()}
     if isinstance(value, (list, tuple, set, np.ndarray)):
-        return [make_plain(one) for one in value]
-    if isinstance(value, np.generic):
+        return [make_plain(one, changed) for one in value]
+    if isinstance(value, np.generic) and value.dtype.kind in "biufU":
         value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    if value is None or (isinstance(value, (bool, int, float, str)) and is_finite):
+        return value
+    changed.append(value)
+    return str(value) if is_finite else None

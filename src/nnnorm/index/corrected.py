@@ -1,7 +1,7 @@
 """`CorrectedIndex`, and the functions that build, open and copy one: the same for all engines.
 
-Staging beside, one atomic swap, the previous version kept: a kill at any moment leaves the previous
-version or the new one, and a rollback is the same swap again.
+Staging next to it, one atomic swap, the previous version kept: a kill at any moment leaves the
+previous version or the new one, and a rollback is the same swap again.
 """
 
 import asyncio
@@ -20,18 +20,30 @@ from nnnorm.corrector import Correction, Corrector, open_corrector
 from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
-from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Layout, Metadata, Mode
+from nnnorm.index.backend import (
+    Backend,
+    FloatArray,
+    Hits,
+    Ids,
+    Items,
+    Layout,
+    Metadata,
+    Mode,
+    keep_errors,
+)
 from nnnorm.index.config import (
-    OF_THE_COLLECTION,
     CollectionInfo,
     IndexConfig,
     bias_values,
     check_item_ids,
     check_metadata,
     choose_columns,
+    describe_corrector,
     make_plain,
+    read_groups,
 )
 from nnnorm.index.engines import open_backend
+from nnnorm.ranking import N_COMPARED, check_min_confidence, drop_hits, measure_confidence
 from nnnorm.tables import check_ids
 
 _BATCH = 4096  # items given their bias at once
@@ -152,17 +164,29 @@ class CorrectedIndex:
         k: int = 10,
         *,
         weight: float | None = None,
+        min_confidence: float | None = None,
         filter: Any = None,
         with_metadata: bool = False,
+        parents: str | None = None,
     ) -> Hits:
-        """Find the k best items of every query by the corrected score."""
+        """Find the k best items of every query by the corrected score, with its confidence.
+
+        `parents` is the key of the metadata that names the document of a chunk: the k best
+        documents come back, each once, by its best chunk.
+        """
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-            raise NNNormError(f"k must be a whole number from 1; got {k}")
+            raise NNNormError(f"k must be a whole number of at least 1; got {k}")
         most = self.backend.largest_k
         if most is not None and k > most:
             raise NNNormError(f"{self.backend.engine} returns at most {most} hits; got k={k}")
         if filter is not None and not self.backend.filters:
             raise NNNormError(f"{self.backend.engine} has no filters; leave out the filter")
+        least = check_min_confidence(min_confidence)
+        if parents is not None:
+            options = {"weight": weight, "filter": filter}
+            return self._search_documents(queries, int(k), parents, least, options)
+        n_fetched = max(int(k), N_COMPARED)
+        wanted = keep_errors(filter) if callable(filter) else filter
         rows = self.config.open_queries(queries, self.backend.name)
         left = _ATTEMPTS
         while True:
@@ -173,14 +197,39 @@ class CorrectedIndex:
             in_column = used if config.mode == "column" else None
             try:
                 with self.backend.translating():
-                    found = self.backend.search(version, asked, int(k), filter, in_column)
+                    found = self.backend.search(version, asked, n_fetched, wanted, in_column)
                     scores = config.read_scores(found.scores, asked, used)
-                    hits = _sort(found.ids, scores)
+                    hits = _take_best(found.ids, scores, int(k), least)
                     return self._with_metadata(version, hits) if with_metadata else hits
             except NNNormError:
                 if not left or not self._is_gone(state):
                     raise
                 self.reload()
+
+    def _search_documents(
+        self, queries: Source, k: int, key: str, least: float, options: dict[str, Any]
+    ) -> Hits:
+        """Fetch more and more hits, until they are of enough documents or there are no more."""
+        wanted, n_fetched = max(k, N_COMPARED), 4 * max(k, N_COMPARED)
+        most = min(len(self), self.backend.largest_k or len(self))
+        while True:
+            n_fetched = min(n_fetched, most)
+            hits = self.search(queries, n_fetched, with_metadata=True, **options)
+            kept = [_first_of_each(hits, row, key, self.backend.name) for row in range(len(hits))]
+            short = [
+                row
+                for row, places in enumerate(kept)
+                if len(places) < wanted and (hits.scores[row] > -np.inf).sum() == n_fetched
+            ]
+            if not short or n_fetched == most:
+                break
+            n_fetched *= 4
+        if short and most < len(self):
+            warn(
+                f"{self.backend.engine} returns at most {most} hits, which are of fewer than "
+                f"{wanted} documents for {len(short):,} queries; some documents may be missing"
+            )
+        return _merge(hits, kept, k, key, least)
 
     def _with_metadata(self, version: str, hits: Hits) -> Hits:
         found = hits.scores > -np.inf
@@ -220,19 +269,38 @@ class CorrectedIndex:
     # --- changing items --------------------------------------------------------------------------
 
     def add(
-        self, rows: Source, *, ids: Any = None, metadata: Sequence[Metadata] | None = None
+        self,
+        rows: Source,
+        *,
+        ids: Any = None,
+        groups: Any = None,
+        metadata: Sequence[Metadata] | None = None,
     ) -> None:
-        """Add items. They are durable when the call returns."""
-        self._add(rows, ids, metadata, replaces=False)
+        """Add items. They are durable when the call returns.
+
+        `groups`, for a corrector with groups: a label per item, or a key of the metadata.
+        """
+        self._add(rows, ids, groups, metadata, replaces=False)
 
     def upsert(
-        self, rows: Source, *, ids: Any = None, metadata: Sequence[Metadata] | None = None
+        self,
+        rows: Source,
+        *,
+        ids: Any = None,
+        groups: Any = None,
+        metadata: Sequence[Metadata] | None = None,
     ) -> None:
         """Add items, and replace those whose ids are in the index; parameters as in `add`."""
-        self._add(rows, ids, metadata, replaces=True)
+        self._add(rows, ids, groups, metadata, replaces=True)
 
     def _add(
-        self, rows: Source, ids: Any, metadata: Sequence[Metadata] | None, *, replaces: bool
+        self,
+        rows: Source,
+        ids: Any,
+        groups: Any,
+        metadata: Sequence[Metadata] | None,
+        *,
+        replaces: bool,
     ) -> None:
         opened, corrector = self.config, self.corrector
         if corrector is None:
@@ -246,7 +314,8 @@ class CorrectedIndex:
             raise NNNormError("new items need ids; pass ids=, one per row")
         given = check_item_ids(named, len(items))
         entries = check_metadata(metadata, len(items))
-        values = corrector.bias_for(items).values
+        labels = read_groups(groups, given.tolist(), entries)
+        values = corrector.bias_for(items, groups=labels).values
         with self._writing(given, opened) as (version, config):
             if not replaces and (there := self.backend.present(version, given)).any():
                 raise NNNormError(
@@ -282,7 +351,7 @@ class CorrectedIndex:
     def _writing(self, ids: Ids, opened: IndexConfig) -> Iterator[_State]:
         """Change these items of the served version, as the only writer if the engine can lock."""
         backend = self.backend
-        with backend.translating(), backend.writing():
+        with backend.writing():
             _, config = newest = self._read_state()
             if config.corrector != opened.corrector:
                 raise NNNormError(
@@ -307,14 +376,18 @@ class CorrectedIndex:
         self,
         corrector: Correction,
         *,
+        groups: Any = None,
         popularity: Popularity | None = None,
         ids: Any = None,
         progress: Progress | None = None,
     ) -> None:
-        """Give all items the bias of another corrector, in one step for all readers."""
+        """Give all items the bias of another corrector, in one step for all readers.
+
+        `groups`, for a corrector with groups: a key of the metadata, or a dict from id to label.
+        """
         new = open_corrector(corrector)
         backend = self.backend
-        with backend.translating(), backend.writing():
+        with backend.writing():
             state = self._read_state()
             if new.dim != state.config.dim:
                 raise NNNormError(
@@ -328,19 +401,20 @@ class CorrectedIndex:
             if popularity is not None:
                 clicks = _clicks_by_id(popularity, ids, n_items, backend.name)
             finished = self._finished()
-            config = IndexConfig.make(
-                new,
+            config = replace(
+                state.config,
+                **describe_corrector(new),
                 version=1 + max(other.config.version for other in finished),
                 previous=state.config.version,
                 popularity=None if popularity is None else popularity.weight,
-                **{name: getattr(state.config, name) for name in OF_THE_COLLECTION},
             )
 
             def parts() -> Iterator[Items]:
                 for stored in backend.scan(state.version):
                     items = state.config.restore_items(stored)
                     rows = new.open(items.vectors, "items")
-                    bias = new.bias_for(rows)
+                    labels = read_groups(groups, items.ids.tolist(), items.metadata)
+                    bias = new.bias_for(rows, groups=labels)
                     if popularity is not None:
                         counts = [clicks.pop(own, 0.0) for own in items.ids.tolist()]
                         bias = bias + Popularity(counts, popularity.weight)
@@ -351,21 +425,20 @@ class CorrectedIndex:
 
             others = [one.version for one in finished if one.config.version != config.previous]
             _keep_only(backend, state.version, *others)
-            version = _fill(backend, config, parts(), n_items, progress)
-            if backend.served() != state.version or backend.count(state.version) != n_items:
-                backend.drop(version)
-                raise NNNormError(
-                    f"{backend.name} was changed by another process during the refresh, which was "
-                    "given up; run it again"
-                )
-            backend.swap(version)
+            with _filling(backend, config, parts(), n_items, progress) as version:
+                if backend.served() != state.version or backend.count(state.version) != n_items:
+                    raise NNNormError(
+                        f"{backend.name} was changed by another process during the refresh, which "
+                        "was given up; run it again"
+                    )
+                backend.swap(version)
             _keep_only(backend, version, state.version)
             self._correctors[new.fingerprint] = new
             self._state = _State(version, config)
 
     def rollback(self, *, undo: bool = False) -> None:
         """Serve the version before the last refresh again; `undo` returns to the newer one."""
-        with self.backend.translating(), self.backend.writing():
+        with self.backend.writing():
             state = self._read_state()
             older, newer = self._neighbors(state)
             if older is None and newer is None:
@@ -378,12 +451,47 @@ class CorrectedIndex:
             self._state = target
 
 
-def _sort(ids: Ids, scores: FloatArray) -> Hits:
-    """Sort hits by their scores: cosines may be equal if products aren't."""
+def _take_best(ids: Ids, scores: FloatArray, k: int, min_confidence: float) -> Hits:
+    """Sort hits by their scores: cosines may be equal if products aren't; and keep k of them."""
     if (scores[:, 1:] > scores[:, :-1]).any():
         order = np.argsort(-scores, axis=1, kind="stable")
         ids, scores = (np.take_along_axis(one, order, axis=1) for one in (ids, scores))
-    return Hits(ids, scores)
+    confidence = measure_confidence(scores)
+    ids, scores = ids[:, :k].copy(), scores[:, :k].copy()
+    drop_hits(confidence < min_confidence, ids, scores)
+    return Hits(ids, scores, confidence=confidence)
+
+
+def _first_of_each(hits: Hits, row: int, key: str, name: str) -> list[int]:
+    """The place of the best chunk of every document among the hits of a query."""
+    first: dict[Any, int] = {}
+    for place, entry in enumerate((hits.metadata or [])[row]):
+        if key not in entry:
+            raise NNNormError(
+                f"the item {hits.ids[row, place].item()!r} of {name} has no {key!r} in its "
+                "metadata, which should name its document"
+            )
+        first.setdefault(entry[key], place)
+    return list(first.values())
+
+
+def _merge(hits: Hits, kept: list[list[int]], k: int, key: str, least: float) -> Hits:
+    """Keep the best chunk of each document."""
+    entries = [
+        [(hits.metadata or [])[row][place] for place in places] for row, places in enumerate(kept)
+    ]
+    chunks = Hits.read(
+        [
+            [(hits.ids[row, place].item(), hits.scores[row, place]) for place in places]
+            for row, places in enumerate(kept)
+        ]
+    )
+    parents = Hits.read([[(entry[key], 0.0) for entry in row] for row in entries]).ids[:, :k]
+    best = _take_best(chunks.ids, chunks.scores, k, least)
+    is_hit = best.scores > -np.inf
+    drop_hits(np.asarray(~is_hit.any(axis=1)), parents)
+    metadata = [row[: n_hits.sum()] for row, n_hits in zip(entries, is_hit, strict=True)]
+    return replace(best, metadata=metadata, parents=parents)
 
 
 def _clicks_by_id(popularity: Popularity, ids: Any, n_items: int, name: str) -> dict[Any, float]:
@@ -425,6 +533,7 @@ def build_index(
     *,
     ids: Any = None,
     metadata: Sequence[Metadata] | None = None,
+    groups: Any = None,
     mode: Mode | None = None,
     progress: Progress | None = None,
 ) -> CorrectedIndex:
@@ -441,6 +550,8 @@ def build_index(
         By default those of the file of the gallery, or 0…n−1.
     metadata : sequence of mappings, optional
         One per item; values are JSON.
+    groups : sequence or str, optional
+        For a corrector with groups: a label per item, or the key of the metadata that has it.
     mode : {"augmented", "column"}, optional
         "augmented" adds two coordinates to each vector. "column" (SQL engines) stores the bias in
         a column and keeps the dimension. By default the engine's first mode.
@@ -466,14 +577,14 @@ def build_index(
     named = items.ids if ids is None else ids
     given = np.arange(len(items)) if named is None else check_item_ids(named, len(items))
     entries = check_metadata(metadata, len(items))
-    values = bias_values(used, items)
+    values = bias_values(used, items, read_groups(groups, given.tolist(), entries))
 
     chosen = backend.modes[0] if mode is None else mode
     if chosen not in backend.modes:
         modes = " or ".join(map(repr, backend.modes))
         raise NNNormError(f"the mode of {backend.engine} must be {modes}; got {mode!r}")
-    config = IndexConfig.make(
-        used,
+    config = IndexConfig(
+        **describe_corrector(used),
         version=1,
         mode=chosen,
         metric=backend.metric,
@@ -489,11 +600,12 @@ def build_index(
             rows = items.rows(start, min(start + _BATCH, len(items)))
             yield Items(given[part], *config.transform_items(rows, values[part]), entries[part])
 
-    with backend.translating(), backend.writing():
+    with backend.writing():
         if backend.served() is not None or backend.is_taken():
-            raise NNNormError(f"{backend.name} exists already; refresh it, or choose another name")
+            raise NNNormError(f"{backend.name} already exists; refresh it, or choose another name")
         _keep_only(backend)
-        backend.swap(_fill(backend, config, parts(), len(items), progress))
+        with _filling(backend, config, parts(), len(items), progress) as version:
+            backend.swap(version)
     return CorrectedIndex(backend, used)
 
 
@@ -527,6 +639,7 @@ def copy_index(
     corrector: Correction | None = None,
     *,
     references: Any = None,
+    groups: str | None = None,
     mode: Mode | None = None,
     progress: Progress | None = None,
 ) -> CorrectedIndex:
@@ -541,6 +654,8 @@ def copy_index(
     corrector : Corrector or path, optional
     references : array, path or Bank, shape (n_references, dim), optional
         Past queries to fit a corrector on, instead of `corrector`.
+    groups : str, optional
+        The key of the metadata that has the group of each item, to fit with or for the corrector.
     mode, progress : optional
         As in `build_index`.
 
@@ -571,25 +686,36 @@ def copy_index(
         there.close()
     is_text = any(part.ids.dtype.kind == "U" for part in read)
     ids = np.concatenate([part.ids.astype(str) if is_text else part.ids for part in read])
+    rows = np.concatenate([part.vectors for part in read])
+    changed: list[Any] = []
+    metadata = [make_plain(entry, changed) for part in read for entry in part.metadata]
+    if changed:
+        warn(
+            f"{len(changed):,} values in the metadata of {there.name} aren't JSON, such as "
+            f"{changed[0]!r:.60}; they are copied as text, and NaN and infinity as null"
+        )
+    labels = read_groups(groups, ids.tolist(), metadata)
     return build_index(
         backend,
-        rows := np.concatenate([part.vectors for part in read]),
-        Corrector.fit(rows, references) if corrector is None else corrector,
+        rows,
+        Corrector.fit(rows, references, groups=labels) if corrector is None else corrector,
         ids=ids,
-        metadata=[make_plain(entry) for part in read for entry in part.metadata],
+        metadata=metadata,
+        groups=labels,
         mode=mode,
         progress=progress,
     )
 
 
-def _fill(
+@contextmanager
+def _filling(
     backend: Backend,
     config: IndexConfig,
     parts: Iterator[Items],
     n_items: int,
     progress: Progress | None,
-) -> str:
-    """Create and fill a version that isn't served yet, and check that all items are in it."""
+) -> Iterator[str]:
+    """Fill a version that has all items, for the caller to swap; an error leaves nothing of it."""
     version = f"v{config.version}_{secrets.token_hex(3)}"
     first: list[Items] = []
     for part in parts:
@@ -605,18 +731,19 @@ def _fill(
             backend.add(version, part)
             done += len(part)
             if progress is not None:
-                progress(done, n_items)
+                keep_errors(progress)(done, n_items)
         backend.finish(version, config.to_dict())
         if (found := backend.count(version)) != n_items or done != n_items:
             raise NNNormError(
                 f"{backend.name} should have {n_items:,} items in its new version and has "
                 f"{found:,}; nothing was changed: run the call again"
             )
+        yield version
     except BaseException:
         with contextlib.suppress(Exception):
-            backend.drop(version)
+            if backend.served() != version:
+                backend.drop(version)
         raise
-    return version
 
 
 def _keep_only(backend: Backend, *kept: str) -> None:

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.files import check_regular, write_whole
+from nnnorm.files import check_regular, check_space, write_whole
 from nnnorm.index.backend import BATCH, Backend, FloatArray, Hits, Ids, Items, Layout, chunks
 
 Labels = npt.NDArray[np.int64]
@@ -165,7 +165,10 @@ class FolderBackend(Backend):
             return
         folder = self.folder / version
         folder.mkdir(parents=True, exist_ok=True)
-        self._dump(loaded.index, folder / "index")
+        try:
+            self._dump(loaded.index, folder / "index")
+        finally:
+            check_space(folder)  # hnswlib and usearch don't report a full disk
         text = json.dumps(loaded.metadata if any(loaded.metadata) else None).encode()
         arrays = {"ids": loaded.ids, "alive": loaded.alive, "metadata": np.frombuffer(text, "u1")}
         if loaded.rows is not None:
@@ -249,8 +252,8 @@ class FolderBackend(Backend):
 
     def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
         loaded = self._open(version)
-        labels = {own: loaded.label_of.get(own) for own in ids.tolist()}
-        return {own: dict(loaded.metadata[at]) for own, at in labels.items() if at is not None}
+        known = [own for own in ids.tolist() if own in loaded.label_of]
+        return {own: dict(loaded.metadata[loaded.label_of[own]]) for own in known}
 
     def count(self, version: str) -> int:
         return self._open(version).n_alive
@@ -274,19 +277,16 @@ class FolderBackend(Backend):
 
     def scan(self, version: str | None) -> Iterator[Items]:
         if version is None:
-            yield from self._scan_file()
+            if self.folder is None or not self.folder.is_file():
+                raise NNNormError(f"there is no {self.name} to copy; check the path")
+            ids, vectors = self._read_file(self.folder)
+            yield Items(ids, vectors, None, [{} for _ in ids])
             return
         loaded = self._open(version)
         labels = np.flatnonzero(loaded.alive)
         for part in chunks(labels, BATCH):
             metadata = [dict(loaded.metadata[label]) for label in part]
             yield Items(loaded.ids[part], self._stored(loaded, part), None, metadata)
-
-    def _scan_file(self) -> Iterator[Items]:
-        if self.folder is None or not self.folder.is_file():
-            raise NNNormError(f"there is no {self.name} to copy; check the path")
-        ids, vectors = self._read_file(self.folder)
-        yield Items(ids, vectors, None, [{} for _ in ids])
 
     def _refine(
         self, loaded: Loaded, queries: FloatArray, k: int, n_fetched: int
@@ -378,7 +378,8 @@ class FolderBackend(Backend):
 
 
 def _digest(path: Path, *, sync: bool = False) -> str:
+    if sync:
+        with open(path, "r+b") as written:  # Windows only syncs what can be written
+            os.fsync(written.fileno())
     with open(path, "rb") as file:
-        if sync:
-            os.fsync(file.fileno())
         return hashlib.file_digest(file, "blake2b").hexdigest()

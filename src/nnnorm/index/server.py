@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from nnnorm.errors import NNNormError
-from nnnorm.files import show_url
+from nnnorm.errors import NNNormError, show_url
 from nnnorm.index.backend import ClientBackend, Metadata, Options
 
 

@@ -131,7 +131,15 @@ def _check_bias(index: CorrectedIndex, rows: FloatArray, values: FloatArray) -> 
     if corrector is None or index.config.popularity is not None:
         return []
     try:
-        right = bias_values(corrector, corrector.open(rows, "items"))
+        items = corrector.open(rows, "items")
+        if corrector.groups is None:
+            right = bias_values(corrector, items)
+        else:  # the engine doesn't know the groups: each item must have the bias of one of them
+            one = [next(iter(corrector.groups))] * len(items)
+            plain = corrector.bias_for(items, groups=one).values - corrector.groups[one[0]]
+            offsets = np.array(list(corrector.groups.values()))
+            nearest = np.abs((values - plain)[:, None] - offsets).argmin(axis=1)
+            right = plain + offsets[nearest].astype(np.float32)
     except NNNormError as error:
         return [f"another program wrote items that its corrector can't read ({error})"]
     spread = max(float(np.ptp(right)), 1e-3)

@@ -7,11 +7,17 @@ inner product. A pipeline is saved with the path of the corrector and its finger
 
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+from nnnorm.augmentation import Target
 from nnnorm.corrector import Correction, Corrector, open_corrector
 from nnnorm.errors import NNNormError, require
-from nnnorm.integrations.vectors import check_query_weight, extend_items, extend_query
+from nnnorm.integrations.vectors import (
+    check_query_weight,
+    extend_items,
+    extend_query,
+    measure_confidence,
+)
 
 require("haystack", "haystack")
 from haystack import Document, component, default_to_dict  # noqa: E402
@@ -64,6 +70,40 @@ class QueryCorrector:
         """Write this component down as the path and the fingerprint of its corrector."""
         described = _describe(self.path, self.corrector)
         return default_to_dict(self, weight=self.weight, **described)
+
+
+@component
+class ConfidenceRater:
+    """Add the confidence of a search to the metadata of its documents.
+
+    It stands behind the retriever, which should return 10 documents or more, and not scale their
+    scores. `similarity` is that of the document store.
+    """
+
+    def __init__(
+        self,
+        corrector: Correction,
+        similarity: Literal["cosine", "dot_product"] = "cosine",
+        fingerprint: str | None = None,
+    ) -> None:
+        if similarity not in ("cosine", "dot_product"):
+            raise NNNormError(f"similarity must be 'cosine' or 'dot_product'; got {similarity!r}")
+        self.path, self.corrector = _open(corrector, fingerprint)
+        self.similarity = similarity
+
+    @component.output_types(documents=list[Document], confidence=float | None)
+    def run(self, documents: list[Document], embedding: list[float]) -> dict[str, Any]:
+        """Return copies of the documents with `meta["confidence"]`, and the confidence."""
+        scores = [document.score for document in documents]
+        metric: Target = "cosine" if self.similarity == "cosine" else "ip"
+        found = measure_confidence(self.corrector, scores, embedding, metric)
+        rated = [replace(one, meta={**one.meta, "confidence": found}) for one in documents]
+        return {"documents": rated, "confidence": found}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write this component down as the path and the fingerprint of its corrector."""
+        described = _describe(self.path, self.corrector)
+        return default_to_dict(self, similarity=self.similarity, **described)
 
 
 def _open(corrector: Correction, fingerprint: str | None) -> tuple[str | None, Corrector]:

@@ -5,13 +5,23 @@ L2 and inner product it compares by; filters and later documents need nothing mo
 """
 
 import asyncio
+from typing import Any
 
+from nnnorm.augmentation import Target
 from nnnorm.corrector import Correction, open_corrector
-from nnnorm.errors import require
-from nnnorm.integrations.vectors import check_query_weight, extend_items, extend_query
+from nnnorm.errors import NNNormError, require
+from nnnorm.integrations.vectors import (
+    check_query_weight,
+    extend_items,
+    extend_query,
+    measure_confidence,
+)
+from nnnorm.ranking import N_COMPARED
 
 require("langchain_core", "langchain")
+from langchain_core.documents import Document  # noqa: E402
 from langchain_core.embeddings import Embeddings  # noqa: E402
+from langchain_core.vectorstores import VectorStore  # noqa: E402
 
 
 class CorrectedEmbeddings(Embeddings):
@@ -41,3 +51,25 @@ class CorrectedEmbeddings(Embeddings):
         """Embed a text that is asked."""
         vector = await self.embeddings.aembed_query(text)
         return extend_query(self.corrector, vector, self.weight)
+
+
+def search_with_confidence(
+    store: VectorStore, query: str, k: int = 4, *, metric: Target = "cosine", **options: Any
+) -> list[Document]:
+    """Search a store of `CorrectedEmbeddings`; ``metadata["confidence"]`` is that of the query.
+
+    `metric` says what the store's scores are: cosines, inner products or squared distances.
+    """
+    model = store.embeddings
+    if not isinstance(model, CorrectedEmbeddings):
+        raise NNNormError(
+            "confidence needs a vector store whose embeddings are CorrectedEmbeddings; got "
+            f"{type(model).__name__}"
+        )
+    hits = store.similarity_search_with_score(query, k=max(k, N_COMPARED), **options)
+    scores, asked = [score for _, score in hits], model.embed_query(query)
+    found = measure_confidence(model.corrector, scores, asked, metric)
+    return [
+        hit.model_copy(update={"metadata": {**hit.metadata, "confidence": found}})
+        for hit, _ in hits[:k]
+    ]

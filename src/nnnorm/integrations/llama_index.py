@@ -8,13 +8,22 @@ whether it is stored or asked, so it is rejected here; the model inside may have
 import asyncio
 from typing import Any
 
+from nnnorm.augmentation import Target
 from nnnorm.corrector import Correction, open_corrector
 from nnnorm.errors import NNNormError, require
-from nnnorm.integrations.vectors import Vector, check_query_weight, extend_items, extend_query
+from nnnorm.integrations.vectors import (
+    Vector,
+    check_query_weight,
+    extend_items,
+    extend_query,
+    measure_confidence,
+)
 
 require("llama_index.core", "llama-index")
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: E402
 from llama_index.core.bridge.pydantic import Field, SerializeAsAny  # noqa: E402
+from llama_index.core.postprocessor.types import BaseNodePostprocessor  # noqa: E402
+from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle  # noqa: E402
 
 
 class CorrectedEmbedding(BaseEmbedding):
@@ -37,7 +46,7 @@ class CorrectedEmbedding(BaseEmbedding):
         if settings.get("embeddings_cache") is not None:
             raise NNNormError(
                 "embeddings_cache keeps one vector per text, but a text that is asked has another "
-                "vector than one that is stored; give the cache to the model inside"
+                "vector than one that is stored; set the cache on the inner model"
             )
         check_query_weight(weight)
         used = open_corrector(corrector)
@@ -69,3 +78,36 @@ class CorrectedEmbedding(BaseEmbedding):
     async def _aget_query_embedding(self, query: str) -> Vector:
         vector = await self.model.aget_query_embedding(query)
         return extend_query(self.corrector, vector, self.weight)
+
+
+class ConfidenceRater(BaseNodePostprocessor):
+    """Add the confidence of a search to the metadata of its nodes.
+
+    The retriever should return 10 nodes or more. `metric` says what the store's scores are.
+    """
+
+    model: CorrectedEmbedding
+    metric: Target = "cosine"
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name of this class where LlamaIndex writes it down."""
+        return "ConfidenceRater"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        if query_bundle is None:
+            raise NNNormError("confidence needs the query; pass query_bundle or query_str")
+        asked = query_bundle.embedding or self.model.get_query_embedding(query_bundle.query_str)
+        scores = [node.score for node in nodes]
+        model = self.model
+        found = measure_confidence(model.corrector, scores, asked, self.metric)
+        return [NodeWithScore(node=_rate(hit.node, found), score=hit.score) for hit in nodes]
+
+
+def _rate(node: BaseNode, confidence: float | None) -> BaseNode:
+    """A copy with the confidence, which a language model doesn't get to see."""
+    hidden = [*node.excluded_llm_metadata_keys, "confidence"]
+    known = {**node.metadata, "confidence": confidence}
+    return node.model_copy(update={"metadata": known, "excluded_llm_metadata_keys": hidden})

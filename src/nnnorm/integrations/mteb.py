@@ -2,7 +2,8 @@
 
 `CorrectedIndex` does what MTEB's `IndexEncoderSearchProtocol` asks for, so that
 `SearchEncoderWrapper(model, index_backend=CorrectedIndex(…))` evaluates a model with the correction
-on retrieval and reranking tasks. The protocol is a matter of methods: MTEB is not imported here.
+on retrieval and reranking tasks. The protocol is a matter of methods: MTEB is not imported before
+`name_model`, which gives the wrapped model a name of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.corrector import Correction, Corrector, open_corrector
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, require
 from nnnorm.ranking import search
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -40,6 +41,11 @@ class CorrectedIndex:
         if self._corrector is None:
             given = self._given
             self._corrector = open_corrector(given(rows) if callable(given) else given)
+        elif callable(self._given):
+            raise NNNormError(
+                "a function fits a corrector to a whole corpus; add all documents at once, or give "
+                "a corrector"
+            )
         start = sum(map(len, self._parts))
         self._parts.append(self._corrector.transform_items(rows))
         self._rows |= {own: start + n for n, own in enumerate(idxs)}
@@ -69,6 +75,41 @@ class CorrectedIndex:
         orders = [np.argsort(-some, kind="stable")[:top_k] for some in scores]
         best = [some[order].tolist() for some, order in zip(scores, orders, strict=True)]
         return best, [order.tolist() for order in orders]
+
+
+def name_model(
+    model: Any,
+    corrector: Correction | Callable[[FloatArray], Corrector],
+    *,
+    revision: str | None = None,
+) -> Any:
+    """Wrap a model of MTEB as a model of its own, ``NAME+nnnorm``, whose results can be published.
+
+    Its revision is that of the model, followed by the corrector's fingerprint. A function fits
+    a corrector to each corpus, which has no fingerprint yet: `revision` names how it is fitted.
+    """
+    if callable(corrector):
+        if not revision:
+            raise NNNormError(
+                "a function fits a corrector to each corpus; name how it does so with revision=, "
+                "such as 'train-queries-1'"
+            )
+    else:
+        corrector = open_corrector(corrector)
+        revision = revision or corrector.fingerprint[:16]
+    wrapper = require("mteb.models", "mteb").SearchEncoderWrapper
+    wrapped = wrapper(model, index_backend=CorrectedIndex(corrector))
+    about = model.mteb_model_meta
+    parts = [part for part in (about.revision, "nnnorm", revision) if part]
+    wrapped.mteb_model_meta = about.model_copy(
+        update={
+            "name": f"{about.name}+nnnorm",
+            "revision": "-".join(parts),
+            "adapted_from": about.name,
+            "loader": None,  # that of the model would load it without the correction
+        }
+    )
+    return wrapped
 
 
 def _to_array(embeddings: Any) -> FloatArray:

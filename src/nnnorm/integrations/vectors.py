@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nnnorm.augmentation import Target
 from nnnorm.bias import check_weight
 from nnnorm.corrector import Corrector
 
@@ -25,6 +26,19 @@ def extend_items(corrector: Corrector, vectors: Sequence[Sequence[float]]) -> li
         return []
     rows: list[Vector] = corrector.transform_items(np.asarray(vectors, dtype=np.float32)).tolist()
     return rows
+
+
+def measure_confidence(
+    corrector: Corrector,
+    scores: Sequence[float | None],
+    query: Sequence[float],
+    metric: Target,
+) -> float | None:
+    """Confidence of one search in a store, None without hits; `query` is an extended one."""
+    if not len(scores):
+        return None
+    given = np.array([scores], dtype=np.float64)  # None becomes NaN, which is rejected
+    return float(corrector.confidence(given, [query], metric=metric)[0])
 
 
 def extend_query(

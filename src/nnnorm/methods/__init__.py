@@ -15,22 +15,22 @@ item; L_β: log-mean-exp of β times its reference scores):
     sinkhorn   sinkhorn           τ·log Σ_j w_j·exp(s_j/τ), w from entropic transport (`transport`)
 
 The middle column is the file with the formula. `statistics` computes m_k and L_β, `base` has `fit`,
-`registry` finds a method by its name, and `automatic` chooses k and α without labels. No method
-normalizes embeddings. Values may differ from those of a paper by a constant, which changes no
-ranking; it is chosen so that all are on the scale of a score.
+and `registry` finds a method by its name. No method normalizes embeddings. Values may differ from
+those of a paper by a constant, which changes no ranking; it is chosen so that all are on the scale
+of a score.
 """
 
-from nnnorm.methods.automatic import is_mismatched
-from nnnorm.methods.base import Grid, Method, Variant, warn_of_mismatch
+from nnnorm.methods.base import (
+    Grid,
+    Method,
+    Variant,
+    is_mismatched,
+    open_references,
+    warn_of_mismatch,
+)
 from nnnorm.methods.csls import CSLS
 from nnnorm.methods.dn import DN
-from nnnorm.methods.dual_softmax import (
-    DualSoftmax,
-    Factor,
-    GateForm,
-    multiply_factors,
-    published_product,
-)
+from nnnorm.methods.dual_softmax import DualSoftmax, GateForm, published_product
 from nnnorm.methods.inverted_softmax import InvertedSoftmax
 from nnnorm.methods.nnn import NNN, PAPER_GRID
 from nnnorm.methods.registry import (

@@ -6,29 +6,27 @@ also have a `weight`, choose its parameters in `resolve`, use a second bank (`ga
 correct some queries only (`gated_by`).
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bank import (
-    Bank,
-    open_gallery_references,
-    open_references,
-)
+from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Gate
 from nnnorm.dedup import Duplicates, drop_copies
 from nnnorm.embeddings import Embeddings, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
-from nnnorm.methods.automatic import is_mismatched
+from nnnorm.methods.groups import add_offsets, open_groups
 from nnnorm.methods.statistics import BankName, Statistics
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, one_blas_thread
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.solvers import Solver, check_solver
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -58,6 +56,8 @@ class Method(ABC):
     gallery_bank: ClassVar[Literal["unused", "optional", "needed"]] = "unused"
     # Whether an item's value follows from the item and the banks alone, whatever else is searched.
     values_each_item: ClassVar[bool] = True
+    # Whether `weight` is the part of the values that is taken, so that groups can have another.
+    is_weighted: ClassVar[bool] = False
 
     def __new__(cls, *_: Any, **params: Any) -> "Method":
         """Make an empty record; its generated ``__init__`` would call `k` an unexpected keyword."""
@@ -135,26 +135,26 @@ class Method(ABC):
         if self.is_automatic:
             resolved, chosen = self.resolve(statistics)
             return resolved.make_bias(statistics, chosen)
-        statistics.prepare([self])
-        statistics.about = {}
-        values = self.values(statistics)
-        about = {**(chosen or {}), **statistics.about, **statistics.counted}
+        params = {**self.params, **(chosen or {}), **statistics.prepare([self])}
+        if statistics.references is not None:
+            params |= statistics.references.params
         gates = []
-        for bank, part in zip(self.gated_by, self.parts(statistics), strict=False):
-            gates.append(Gate(part, statistics.activation_set(bank)))
-        provenance = dict(statistics.provenance)
-        prints = dict(provenance.pop("fingerprints", {}))
-        if self.gallery_bank == "unused":
-            prints.pop("gallery_references", None)
-        return Bias(
-            values=np.asarray(values, dtype=np.float32),
+        if self.gated_by:
+            parts = zip(self.gated_by, self.parts(statistics), strict=True)
+            gates = [Gate(part, statistics.activation_set(bank)) for bank, part in parts]
+        values = np.asarray(self.values(statistics), dtype=np.float32)
+        bias = Bias(
+            values=values,
             weight=self.weight,
             method=self.name,
-            params={**self.params, **about},
+            params=params,
             gates=tuple(gates),
-            fingerprints=prints,
-            **provenance,
+            **statistics.provenance(uses_gallery_bank=self.gallery_bank != "unused"),
         )
+        if (groups := statistics.groups) is None or not self.is_weighted:
+            return bias
+        bias = replace(bias, params={**bias.params, "between": groups.between})
+        return add_offsets(bias, groups.offsets(self, values, statistics), groups.labels)
 
     # --- fitting -----------------------------------------------------------------------------
 
@@ -163,6 +163,8 @@ class Method(ABC):
         gallery: Source,
         references: Source | Bank,
         *,
+        groups: npt.ArrayLike | None = None,
+        between: float = 1.0,
         gallery_references: Source | None = None,
         duplicates: Duplicates | None = None,
         allow_gallery_rows: bool = False,
@@ -180,6 +182,13 @@ class Method(ABC):
             The items that are searched.
         references : Bank, array or path, shape (n_references, dim)
             Past queries, or queries of a training set. They should not include the test queries.
+        groups : array, shape (n_gallery,), optional
+            A label per item, if the gallery is mixed: photos and texts, languages, sources. Groups
+            are then found alike, and the weight of the method applies within them. The values are
+            the whole correction, with a weight of 1; ``params["groups"]`` has the offsets. For
+            `NNN`, `CSLS` and `DN`.
+        between : float
+            The weight of the differences between groups: 0 leaves them as they are.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax` and `Sinkhorn` only.
         duplicates : {"drop", "keep"}, optional
@@ -222,13 +231,12 @@ class Method(ABC):
         items, past, bank = self.open_inputs(
             gallery, references, gallery_references, solver, quality, normalize
         )
-        with one_blas_thread():  # threads would wait for each other longer than they multiply
-            check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
-        duplicates = self.duplicates_for(past, duplicates)
-        statistics = Statistics.of_embeddings(
+        check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
+        statistics = Statistics(
             items,
-            drop_copies(past, duplicates, progress),
+            drop_copies(past, self.duplicates_for(past, duplicates), progress),
             bank,
+            groups=open_groups(groups, len(items), between),
             solver=solver,
             quality=quality,
             memory_budget=memory_budget,
@@ -249,13 +257,14 @@ class Method(ABC):
     ) -> tuple[Embeddings, Embeddings, Embeddings | None]:
         """Open gallery, references and gallery bank, once it is clear that the method uses them."""
         check_solver(solver, quality)
-        self._check_gallery_bank(gallery_references, "gallery_references")
-        bank = open_gallery_references(gallery_references, normalize=normalize)
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
-        for other in (past, bank):
-            if other is not None:
-                check_same_norms(items, other, normalize=normalize)
+        check_same_norms(items, past, normalize=normalize)
+        if gallery_references is None:
+            return items, past, None
+        self._check_gallery_bank("gallery_references")
+        bank = open_embeddings(gallery_references, name="gallery_references", normalize=normalize)
+        check_same_norms(items, bank, normalize=normalize)
         return items, past, bank
 
     def duplicates_for(self, past: Embeddings, duplicates: Duplicates | None) -> Duplicates:
@@ -298,17 +307,35 @@ class Method(ABC):
         >>> CSLS(reference_k=1).fit_scores([[0.5, 0.25], [0.0, -1.0]]).values.tolist()
         [0.5, 0.0]
         """
-        self._check_gallery_bank(gallery_scores, "gallery_scores")
         bank = None
         if gallery_scores is not None:
+            self._check_gallery_bank("gallery_scores")
             bank = open_matrix(gallery_scores, name="gallery_scores")
-        matrix = Matrix(open_matrix(scores, name="scores"))
+        opened = open_matrix(scores, name="scores")
         options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-        return self.make_bias(Statistics(matrix, bank, **options))
+        return self.make_bias(Statistics(opened, gallery_bank=bank, **options))
 
-    def _check_gallery_bank(self, bank: Source | None, argument: str) -> None:
-        if bank is not None and self.gallery_bank == "unused":
+    def _check_gallery_bank(self, argument: str) -> None:
+        if self.gallery_bank == "unused":
             raise NNNormError(f"method {self.name} uses no gallery bank; leave out {argument}")
+
+
+def open_references(
+    references: Source | Bank, *, name: str = "references", normalize: bool | None = None
+) -> Embeddings:
+    """Open a bank, or the file of one, or what `open_embeddings` opens."""
+    source = references
+    if isinstance(source, (str, os.PathLike)) and Path(source).suffix == ".safetensors":
+        source = Bank.load(source)
+    if isinstance(source, Bank):
+        source = source.embeddings()
+    return open_embeddings(source, name=name, normalize=normalize)
+
+
+def is_mismatched(params: Mapping[str, Any], n_references: int, n_gallery: int) -> bool:
+    """Whether past queries don't match the gallery, and too few of either are not the reason."""
+    is_clear = n_references >= 16 and n_gallery >= 100 and params.get("reliability", 0) >= 0.5
+    return is_clear and params.get("match", 1) < 0.5
 
 
 def warn_of_mismatch(bias: Bias) -> None:
@@ -316,18 +343,10 @@ def warn_of_mismatch(bias: Bias) -> None:
     if is_mismatched(bias.params, bias.n_references or 0, len(bias)):
         warn(
             "the past queries don't resemble what this gallery is searched for, so the correction "
-            f"is reduced to {bias.params['match']:.0%}; give past queries of this very search, or "
-            "a few dozen recent ones (recent=)"
+            f"is reduced to {bias.params['match']:.0%}; pass past queries of this search, or a few "
+            "dozen recent ones (recent=, --recent), or, if items of several kinds are mixed, "
+            "groups (--groups)"
         )
-
-
-# --- checks of parameters, shared by several methods ---------------------------------------------
-
-
-def check_number(what: str, value: float) -> None:
-    """Raise unless the value is a number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-        raise NNNormError(f"{what} must be a number; got {value!r}")
 
 
 def check_count(what: str, value: int, at_most: int | None = None) -> None:

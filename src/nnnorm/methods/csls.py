@@ -29,6 +29,7 @@ class CSLS(Method):
     variants = (Variant("csls", "CSLS", {"reference_k": POWERS_OF_TWO}),)
     symbols: ClassVar = {"reference_k": "k"}
     weight = 0.5
+    is_weighted = True
 
     def __post_init__(self) -> None:
         check_count("reference_k", self.reference_k)

@@ -27,6 +27,7 @@ class DN(Method):
 
     variants = (Variant("dn", "DN", {"weight": (0.25, 0.5, 1.0)}),)
     symbols: ClassVar = {"weight": "λ"}
+    is_weighted = True
 
     def __post_init__(self) -> None:
         check_weight(self.weight)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,6 @@ _GRID: Grid = (
         "beta_gallery": tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 15, 20)),
     },
 )
-
-
-class Factor(NamedTuple):
-    """A factor ``exp(β·s − L_β)`` of a gated product, L_β being over one bank."""
-
-    beta: float
-    bank: BankName
 
 
 @dataclass(frozen=True)
@@ -92,12 +85,6 @@ class DualSoftmax(Method):
         if self.gate is None:
             return ()
         return _BANKS if self.beta_gallery or self.gate == "paper" else _BANKS[:1]
-
-    def closed_product(self, is_open: Sequence[bool]) -> tuple[Factor, ...]:
-        """The published product of a query: a factor per open gate, and the raw score per other."""
-        betas = (float(self.beta_query), float(self.beta_gallery))
-        gates = zip(betas, _BANKS, is_open, strict=True)
-        return tuple(Factor(beta, bank) for beta, bank, opened in gates if opened)
 
 
 def published_product(

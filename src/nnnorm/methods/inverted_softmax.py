@@ -6,8 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from nnnorm.bias import check_number
 from nnnorm.errors import NNNormError
-from nnnorm.methods.base import FloatArray, Method, Variant, check_number
+from nnnorm.methods.base import FloatArray, Method, Variant
 from nnnorm.methods.statistics import BankName, Statistics
 
 # The grid that the NNN paper uses for DBNorm.

@@ -1,28 +1,63 @@
-"""Nearest Neighbor Normalization, ``b(r) = α·m_k(r)`` (Chowdhury et al., EMNLP 2024)."""
+"""Nearest Neighbor Normalization, ``b(r) = α·m_k(r)`` (Chowdhury et al., EMNLP 2024).
 
+`NNN()` sets k and alpha without labels (n unique past queries, |G| items):
+
+    k      max(clamp(n/16, 8, 32), 3·n/|G|), at most n/2
+    alpha  0.6 · √reliability · n/(n + 16) · min(1, 1.25/spread)³ · clip((t + 0.1)/0.2, 0, 1)
+    t      c + ¼·ln(coverage)
+
+- *Reliability*: how well one half of the past queries predicts the biases from the other half.
+  m_k is a noisy measurement, and the weight of a noisy measurement shrinks with its reliability.
+- *c*: correlation over items between m_k and the density of the gallery around the item (the mean
+  of its 10 best scores with other items). If queries are spread like the items, crowded items
+  score high with them too.
+- *Coverage*: exp(entropy) of the items that groups of 64 past queries find first, relative to the
+  largest value it can have. Mismatched queries find the same few items.
+- *Spread*: how much m_k varies between items, compared with how much the density does. Queries from
+  one part of what is asked tilt m_k along their mean, and it varies more.
+- The gallery's mean is subtracted from its rows before they are scored (centering).
+
+`docs/automatic-rule.md` has the measurements behind each constant.
+"""
+
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from nnnorm.bias import check_weight
 from nnnorm.errors import NNNormError
-from nnnorm.methods.automatic import choose_alpha, choose_reference_k
 from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count
 from nnnorm.methods.statistics import Statistics
+from nnnorm.scoring import Products, Sample, one_blas_thread, processor_time, top_k
 
 Auto: TypeAlias = Literal["auto"]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
 _PAPER_ALPHAS = tuple(float(alpha) for alpha in np.arange(0.25, 1.501, 0.125))
 PAPER_GRID = {"reference_k": POWERS_OF_TWO, "alpha": _PAPER_ALPHAS}
 # Small or mismatched banks do best with less than the paper tried.
 _GRID = {**PAPER_GRID, "alpha": (0.0625, 0.125, 0.1875, *_PAPER_ALPHAS), "center": (True,)}
+
+_LARGEST_ALPHA = 0.6
+_CAUTION = 16
+_USUAL_SPREAD = 1.25
+_CLOSED_T, _OPEN_T = -0.1, 0.1
+_N_ITEMS = 512
+_N_SPLITS = 8
+_N_NEIGHBORS = 10
+_N_CANDIDATES = 16_384
+_GROUP, _N_GROUPS = 64, 16
 
 
 @dataclass(frozen=True)
 class NNN(Method):
     """Nearest Neighbor Normalization: ``b(r) = α·m_k(r)`` (Chowdhury et al., EMNLP 2024).
 
-    ``NNN()`` sets itself, without labels. If you give both numbers, the method is that of the
+    ``NNN()`` sets itself, without labels. If you pass both numbers, the method is that of the
     paper: every reference counts as it is given, and nothing is centered.
 
     Parameters
@@ -50,6 +85,7 @@ class NNN(Method):
 
     variants = (Variant("nnn", "NNN", _GRID),)
     symbols: ClassVar = {"reference_k": "k", "alpha": "α", "center": "centered"}
+    is_weighted = True
 
     def __post_init__(self) -> None:
         if self.reference_k != "auto":
@@ -76,24 +112,16 @@ class NNN(Method):
         return cls(reference_k=128, alpha=0.75)
 
     def __repr__(self) -> str:
-        default = {"reference_k": "auto", "alpha": "auto", "center": "auto"}
-        if not self.is_automatic:
-            default["center"] = False  # type: ignore[assignment]
-        given = {name: getattr(self, name) for name in default}
-        shown = (f"{n}={value!r}" for n, value in given.items() if value != default[n])
-        return f"NNN({', '.join(shown)})"
+        given = (f"{name}={value!r}" for name, value in self.params.items() if value != "auto")
+        return f"NNN({', '.join(given)})"
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters; `center` only if it is on."""
+        """The parameters; `center` only if it is not what the others imply."""
         params = super().params
-        if self.center is not True:
+        if params["center"] == ("auto" if self.is_automatic else False):
             del params["center"]
         return params
-
-    def to_dict(self) -> dict[str, Any]:
-        """Name and parameters, from which `make_method` makes the same method."""
-        return {"name": self.name, "params": {**self.params, "center": self.center}}
 
     @property
     def is_automatic(self) -> bool:
@@ -120,10 +148,156 @@ class NNN(Method):
             reference_k = choose_reference_k(statistics.n_references, statistics.n_gallery)
         if self.alpha != "auto":
             return replace(self, reference_k=reference_k, center=center), {}
-        evidence = statistics.evidence(reference_k, is_centered=center)
+        key = reference_k, center
+        if key not in statistics.evidence:
+            statistics.evidence[key] = measure(statistics, *key)
+        evidence: Evidence = statistics.evidence[key]
         alpha = choose_alpha(evidence, statistics.n_references)
-        return NNN(reference_k, alpha, center), evidence.to_params()
+        measured = {"reliability": evidence.reliability}
+        if evidence.sample is not None:
+            measured |= {**evidence._asdict(), "match": evidence.match}
+            del measured["sample"]
+        chosen = NNN(reference_k, alpha, center), measured
+        if statistics.groups is None:
+            return chosen
+        # What groups differ by looks like a mismatch of the whole gallery.
+        within = _resolve_within(statistics.groups.parts(reference_k, statistics), *key)
+        return max(chosen, within, key=lambda one: one[0].weight)
 
     def values(self, statistics: Statistics) -> FloatArray:
         """``m_k``; the weight is α."""
         return statistics.mean_of_best(int(self.reference_k), is_centered=self.center is True)
+
+
+# --- the automatic rule --------------------------------------------------------------------------
+
+
+def _resolve_within(
+    parts: Iterable[tuple[Statistics, int]], reference_k: int, center: bool
+) -> tuple[NNN, dict[str, Any]]:
+    """The mean of the settings that groups choose by themselves, by their sizes."""
+    found, sizes = [], []
+    for part, n_items in parts:
+        chosen, measured = NNN(reference_k, center=center).resolve(part)
+        found.append({"alpha": chosen.weight, **measured})
+        sizes.append(n_items)
+    if not found:
+        return NNN(reference_k, 0.0, center), {}
+    mean = {n: float(np.average([one[n] for one in found], weights=sizes)) for n in found[0]}
+    return NNN(reference_k, round(mean.pop("alpha"), 3), center), mean
+
+
+class Evidence(NamedTuple):
+    """What past queries and a gallery show about the settings; see the module."""
+
+    reliability: float
+    density: float = 1.0
+    coverage: float = 1.0
+    spread: float = 1.0
+    # The items that were looked at, with their m_k; None if only the reliability was measured.
+    sample: Sample | None = None
+
+    @property
+    def match(self) -> float:
+        """How well the past queries match the gallery: the last two factors of alpha, 0 to 1."""
+        t = self.density + math.log(self.coverage) / 4
+        gate = min(1.0, max(0.0, (t - _CLOSED_T) / (_OPEN_T - _CLOSED_T)))
+        return gate * min(1.0, _USUAL_SPREAD / self.spread) ** 3
+
+
+def choose_reference_k(n_references: int, n_gallery: int) -> int:
+    """Choose k by the numbers of unique past queries and of items."""
+    base = min(32, max(8, n_references // 16))
+    return max(1, min(n_references // 2, max(base, 3 * n_references // n_gallery)))
+
+
+def choose_alpha(evidence: Evidence, n_references: int) -> float:
+    """Choose alpha by what was measured and the number of unique past queries."""
+    alpha = _LARGEST_ALPHA * math.sqrt(evidence.reliability)
+    alpha *= n_references / (n_references + _CAUTION) * evidence.match
+    return round(alpha, 3)  # so that the printed setting is the one that was used
+
+
+def measure(statistics: Statistics, reference_k: int, is_centered: bool) -> Evidence:
+    """Measure on samples what the settings depend on."""
+    n_gallery, n_references = statistics.scores.shape
+    if n_references < 2 or n_gallery < 3:
+        return Evidence(0.0)
+    statistics.check_reference_k(reference_k)
+    scores = statistics.centered_scores if is_centered else statistics.scores
+    items = _draw(n_gallery, _N_ITEMS)
+    some = scores.some_rows(items)
+    # The best of each half are among the best of the whole: twice as many, and a margin.
+    n_best = min(n_references, 2 * reference_k + 64)
+    with one_blas_thread():  # threads would wait for each other longer than they multiply
+        started = processor_time()
+        best, indices = top_k(some, n_best, memory_budget=statistics.options["memory_budget"])
+        seconds = processor_time() - started
+        reliability = _split_half_reliability(best, indices, n_references, reference_k)
+        raw = statistics.scores
+        if not isinstance(some, Products) or not isinstance(raw, Products):
+            return Evidence(reliability)
+        means = best[:, :reference_k].mean(axis=1, dtype=np.float64)
+        sample = Sample(items, means.astype(np.float32), seconds)
+        rows = some.rows.rows(0, len(items))
+        return Evidence(reliability, *_match(raw, items, rows, means), sample)
+
+
+def _match(
+    raw: Products, items: IntArray, rows: FloatArray, means: FloatArray
+) -> tuple[float, float, float]:
+    """c, coverage and spread, from some items, their rows and their m_k."""
+    n_gallery, n_references = raw.shape
+    candidates = np.union1d(items, _draw(n_gallery, _N_CANDIDATES))
+    others = raw.rows.take(candidates)
+    near = rows @ others.T
+    of_items = float(near.std(dtype=np.float64))  # float32 squares of small scores are 0
+    near[np.arange(len(items)), np.searchsorted(candidates, items)] = -np.inf
+    n_near = min(_N_NEIGHBORS, len(candidates) - 1)
+    density = np.partition(near, -n_near, axis=1)[:, -n_near:].mean(axis=1, dtype=np.float64)
+    shuffled = np.random.default_rng(0).permutation(n_references)[: _GROUP * _N_GROUPS]
+    queries = raw.columns.take(shuffled)
+    of_scores, spread = float((rows @ queries.T).std(dtype=np.float64)), 1.0
+    if min(of_scores, of_items, means.std(), density.std()) > 0:
+        spread = float((means.std() / of_scores) / (density.std() / of_items))
+    first = (queries @ others.T).argmax(axis=1)
+    coverages = []
+    for start in range(0, max(1, len(first) - _GROUP + 1), _GROUP):
+        group = first[start : start + _GROUP]
+        shares = np.unique(group, return_counts=True)[1] / len(group)
+        entropy = -(shares * np.log(shares)).sum()
+        coverages.append(np.exp(entropy) / min(len(group), len(candidates)))
+    return _correlation(means, density), float(np.mean(coverages)), spread
+
+
+def _split_half_reliability(
+    best: npt.NDArray[np.float32], indices: IntArray, n_references: int, reference_k: int
+) -> float:
+    """Correlation of the m_{k/2} of random halves, stepped up by Spearman-Brown ``2r/(1+r)``."""
+    half_k = max(1, reference_k // 2)
+    rng = np.random.default_rng(0)
+    correlations = []
+    for _ in range(_N_SPLITS):
+        in_first = np.zeros(n_references, dtype=bool)
+        in_first[rng.permutation(n_references)[: n_references // 2]] = True
+        halves = []
+        for is_here in (in_first[indices], ~in_first[indices]):
+            is_here &= is_here.cumsum(axis=1) <= half_k
+            sums = np.where(is_here, best, 0).sum(axis=1, dtype=np.float64)
+            halves.append(sums / np.maximum(1, is_here.sum(axis=1)))
+        correlations.append(_correlation(*halves))
+    r = float(np.mean(correlations))
+    return 2 * r / (1 + r) if r > 0 else 0.0
+
+
+def _draw(n_rows: int, most: int) -> IntArray:
+    """At most so many random row numbers, in order."""
+    if n_rows <= most:
+        return np.arange(n_rows)
+    return np.sort(np.random.default_rng(0).choice(n_rows, most, replace=False))
+
+
+def _correlation(first: FloatArray, second: FloatArray) -> float:
+    if first.std() > 0 and second.std() > 0:
+        return float(np.corrcoef(first, second)[0, 1])
+    return 0.0

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from nnnorm.bias import check_number
 from nnnorm.errors import NNNormError
-from nnnorm.methods.base import FloatArray, Method, Variant, check_count, check_number
+from nnnorm.methods.base import FloatArray, Method, Variant, check_count
 from nnnorm.methods.statistics import Statistics
 
 # The marginals agree to float32 after some hundred iterations.

@@ -11,7 +11,8 @@ of many settings what they ask for, and computes it in one pass over each bank, 
 costs no more than one fit.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -23,17 +24,10 @@ from nnnorm.dedup import References, describe_size, drop_copies
 from nnnorm.embeddings import Embeddings, ScoreMatrix, check_same_dim
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
-from nnnorm.methods.automatic import Evidence, measure
+from nnnorm.methods.groups import Groups
 from nnnorm.methods.transport import transport_biases
-from nnnorm.scoring import (
-    DEFAULT_MEMORY_BUDGET,
-    Matrix,
-    Products,
-    Scores,
-    one_blas_thread,
-    scan,
-    top_k,
-)
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, Scores, top_k
+from nnnorm.softmax import scan
 from nnnorm.solvers import Solver, compute_means
 
 if TYPE_CHECKING:
@@ -51,6 +45,11 @@ class _Mean:
 
 
 @dataclass(frozen=True)
+class _MeanOfAll:
+    pass
+
+
+@dataclass(frozen=True)
 class _Log:
     beta: float
     bank: BankName
@@ -62,119 +61,86 @@ class _Transport:
     iterations: int
 
 
-_Request: TypeAlias = _Mean | _Log | _Transport
+_Request: TypeAlias = _Mean | _MeanOfAll | _Log | _Transport
 
 
 class Statistics:
-    """Statistics of a gallery's scores, each computed once.
-
-    `provenance` is what a `Bias` says about the gallery and the references, and `counted` what its
-    `params` say about unique queries. `about` has the solver of the last m_k.
-    """
+    """Statistics of a gallery's scores with a bank, or of ready scores; each is computed once."""
 
     def __init__(
         self,
-        scores: Scores,
+        gallery: Embeddings | ScoreMatrix,
+        references: References | Embeddings | None = None,
         gallery_bank: Embeddings | ScoreMatrix | None = None,
         *,
         center: npt.NDArray[np.float32] | None = None,
-        counted: Mapping[str, Any] | None = None,
+        groups: Groups | None = None,
         solver: Solver = "auto",
         quality: int | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
-        **provenance: Any,
     ) -> None:
-        self.scores, self.gallery_bank = scores, gallery_bank
-        self.n_gallery, self.n_references = scores.shape
-        self.provenance = {"n_references": self.n_references, **provenance}
-        self.counted = dict(counted or {})
-        self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-        self.about: dict[str, Any] = {}
-        self.solver: Solver = solver
-        self._quality = quality
-        if center is not None:
-            self.center = center
-        self._kept: dict[_Request, tuple[FloatArray, dict[str, Any]]] = {}
-        self._evidence: dict[tuple[int, bool], Evidence] = {}
-        self._active: dict[BankName, BoolArray] = {}
-
-    @classmethod
-    def of_embeddings(
-        cls,
-        gallery: Embeddings,
-        references: References | Embeddings,
-        gallery_references: Embeddings | None = None,
-        *,
-        memory_budget: int = DEFAULT_MEMORY_BUDGET,
-        **options: Any,
-    ) -> "Statistics":
-        """Statistics of the products of embeddings."""
         if isinstance(references, Embeddings):
             references = drop_copies(references, "keep")
+        self.gallery, self.references, self.gallery_bank = gallery, references, gallery_bank
+        self.scores: Scores
+        if isinstance(gallery, ScoreMatrix):
+            self.scores = Matrix(gallery)
+        elif references is not None:
+            self.scores = Products(gallery, references.embeddings, memory_budget=memory_budget)
+            if isinstance(gallery_bank, Embeddings):
+                check_same_dim(gallery, gallery_bank)
+        self.n_gallery: int = self.scores.shape[0]
+        self.n_references: int = self.scores.shape[1]
+        self.groups = groups
+        self.solver: Solver = solver
+        self.quality = quality
+        self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+        # What the automatic rule of `NNN` measured, by k and whether items are centered.
+        self.evidence: dict[tuple[int, bool], Any] = {}
+        self._center = center
+        self._kept: dict[_Request, FloatArray] = {}
+        self._solved: dict[_Request, dict[str, Any]] = {}
+        self._active: dict[BankName, BoolArray] = {}
+        # What a formula asked for, in the copy that it is tried on.
+        self._asked: list[_Request] | None = None
+
+    @property
+    def n_given(self) -> int:
+        """The number of references, of which near copies may have been dropped."""
+        return self.n_references if self.references is None else self.references.n_given
+
+    def subset(self, rows: npt.NDArray[np.int64]) -> "Statistics":
+        """Statistics of some of the items, without groups."""
+        items: Any = self.gallery  # embeddings: ready scores have no groups
+        budget = self.options["memory_budget"]
+        return Statistics(items.subset(rows), self.references, memory_budget=budget)
+
+    def provenance(self, *, uses_gallery_bank: bool) -> dict[str, Any]:
+        """What a `Bias` says about gallery and banks; of ready scores only how many there are."""
+        gallery, references, bank = self.gallery, self.references, self.gallery_bank
+        if not isinstance(gallery, Embeddings) or references is None:
+            return {"n_references": self.n_references}
         prints = {"gallery": gallery.fingerprint, "references": references.fingerprint}
-        if gallery_references is not None:
-            check_same_dim(gallery, gallery_references)
-            prints["gallery_references"] = gallery_references.fingerprint
-        return cls(
-            Products(gallery, references.embeddings, memory_budget=memory_budget),
-            gallery_references,
-            n_references=references.n_given,
-            counted=references.params,
-            dim=gallery.dim,
-            fingerprints=prints,
-            reference_norms=references.embeddings.norm_range,
-            memory_budget=memory_budget,
-            **options,
-        )
-
-    @cached_property
-    def center(self) -> npt.NDArray[np.float32]:
-        """What is subtracted from the items if they are centered: by default their mean."""
-        return self.scores.center()
-
-    @cached_property
-    def gallery_scores(self) -> Scores:
-        """Scores of the gallery with the gallery bank, (n_gallery, n_gallery_references)."""
-        bank = self.gallery_bank
-        if isinstance(bank, Embeddings) and isinstance(self.scores, Products):
-            budget = self.options["memory_budget"]
-            return Products(self.scores.rows, bank, memory_budget=budget)
-        if not isinstance(bank, ScoreMatrix):
-            raise NNNormError("this needs a gallery bank; give gallery_references")
-        if len(bank) != self.n_gallery:
-            raise NNNormError(
-                "gallery_scores must have shape (n_gallery, n_gallery_references), with as many "
-                f"rows as scores; got {bank.shape} and scores {self.scores.shape}"
-            )
-        return Matrix(bank)
-
-    @cached_property
-    def joined_scores(self) -> Scores:
-        """Scores with the references of the gallery and, below it, the gallery bank if any."""
-        scores, bank = self.scores, self.gallery_bank
-        if isinstance(bank, Embeddings) and isinstance(scores, Products):
-            budget = self.options["memory_budget"]
-            return Products(scores.rows.joined(bank), scores.columns, memory_budget=budget)
-        if not isinstance(bank, ScoreMatrix) or not isinstance(scores, Matrix):
-            return scores
-        if bank.shape[1] != self.n_references:
-            raise NNNormError(
-                "gallery_scores must have shape (n_gallery_references, n_references), with as many "
-                f"columns as scores; got {bank.shape} and scores {scores.shape}"
-            )
-        return Matrix(scores.matrix.joined(bank))
+        if uses_gallery_bank and isinstance(bank, Embeddings):
+            prints["gallery_references"] = bank.fingerprint
+        return {
+            "n_references": references.n_given,
+            "dim": gallery.dim,
+            "fingerprints": prints,
+            "reference_norms": references.embeddings.norm_range,
+        }
 
     @cached_property
     def centered_scores(self) -> Scores:
-        """Scores with the references of the items less `center`."""
-        return self.scores.centered(self.center)
+        """Scores with the references of the items less their center, by default their mean."""
+        return self.scores.centered(self._center)
 
     # --- what formulas ask for ---------------------------------------------------------------
 
     def mean_of_best(self, reference_k: int, *, is_centered: bool = False) -> FloatArray:
         """``m_k``, shape ``(n_gallery,)``."""
-        return self._get(_Mean(reference_k, is_centered))
+        return self._get(_Mean(int(reference_k), is_centered))
 
     def log_mean_exp(self, beta: float, bank: BankName = "references") -> FloatArray:
         """``L_β`` over a bank, shape ``(n_gallery,)``; zeros for β = 0."""
@@ -188,152 +154,150 @@ class Statistics:
 
     def mean_of_all(self) -> FloatArray:
         """``m_all``, shape ``(n_gallery,)``."""
-        return self._mean_of_all
-
-    @cached_property
-    def _mean_of_all(self) -> FloatArray:
-        return self.scores.mean()
+        return self._get(_MeanOfAll())
 
     def activation_set(self, bank: BankName = "references") -> BoolArray:
         """Items that are the best item of at least one row of a bank, shape ``(n_gallery,)``."""
         if bank not in self._active:
-            scores = self.scores if bank == "references" else self.gallery_scores
-            best = top_k(scores.transposed(), 1, **self.options)
+            best = top_k(self._scores_with(bank).transposed(), 1, **self.options)
             self._active[bank] = np.zeros(self.n_gallery, dtype=bool)
             self._active[bank][best.indices[:, 0]] = True
         return self._active[bank]
 
-    # --- what the automatic rule asks for ----------------------------------------------------
+    # --- computing ---------------------------------------------------------------------------
 
-    def evidence(self, reference_k: int, *, is_centered: bool) -> Evidence:
-        """What references and gallery show about the settings of `NNN`."""
-        key = reference_k, is_centered
-        if key not in self._evidence:
-            self.check_reference_k(reference_k)
-            scores = self.centered_scores if is_centered else self.scores
-            budget = self.options["memory_budget"]
-            with one_blas_thread():
-                found = measure(scores, self.scores, reference_k, memory_budget=budget)
-            self._evidence[key] = found
-        return self._evidence[key]
+    def prepare(self, methods: Iterable["Method"]) -> dict[str, Any]:
+        """Compute what the formulas of some settings ask for; return which solvers ran."""
+        asked: list[_Request] = []
+        for method in methods:
+            tried = copy(self)
+            tried._asked, tried.n_gallery = [], 1
+            method.values(tried)
+            if self.groups is not None and not (method.is_weighted or method.name == "none"):
+                raise NNNormError(
+                    f"method {method.name} takes no groups; use nnn, csls or dn, or leave them out"
+                )
+            if method.gallery_bank == "needed" and self.gallery_bank is None:
+                banks = {request.bank for request in tried._asked if isinstance(request, _Log)}
+                if "gallery_references" in banks.union(method.gated_by):
+                    raise NNNormError(
+                        f"method {method.name} needs a gallery bank (gallery_references, or "
+                        "gallery_scores for ready scores); without one use InvertedSoftmax "
+                        "(--method is)"
+                    )
+            if self.solver not in ("auto", "exact") and not any(
+                isinstance(request, _Mean) for request in tried._asked
+            ):
+                raise NNNormError(
+                    f"solver {self.solver} computes means of the best references, which method "
+                    f"{method.name} does not use; leave out solver"
+                )
+            asked += tried._asked
+        self._compute(asked)
+        solved: dict[str, Any] = {}
+        for request in asked:
+            solved |= self._solved.get(request, {})
+        return solved
 
     def check_reference_k(self, reference_k: int) -> None:
         """Raise if k is larger than the bank."""
         if reference_k > self.n_references:
-            size = describe_size(self.provenance["n_references"], self.n_references)
+            size = describe_size(self.n_given, self.n_references)
             raise NNNormError(
-                f"reference_k is {reference_k}, but there are only {size}; give more references or "
+                f"reference_k is {reference_k}, but there are only {size}; pass more references or "
                 "a smaller reference_k"
             )
 
-    # --- computing ---------------------------------------------------------------------------
-
-    def prepare(self, methods: Iterable["Method"]) -> None:
-        """Compute what the formulas of several settings ask for, in one pass over each bank."""
-        asked: list[_Request] = []
-        for method in methods:
-            asked += _Asked(method, self).requests
-        self._compute(dict.fromkeys(asked))
-
     def _get(self, request: _Request) -> FloatArray:
+        if self._asked is not None:
+            self._asked.append(request)
+            return np.zeros(1)
         if request not in self._kept:
             self._compute([request])
-        values, about = self._kept[request]
-        self.about |= about
-        return values
+        return self._kept[request]
 
     def _compute(self, requests: Iterable[_Request]) -> None:
         transports: dict[int, list[_Transport]] = {}
         passes: dict[tuple[BankName, bool], list[_Mean | _Log]] = {}
-        for request in requests:
+        for request in dict.fromkeys(requests):
             if request in self._kept:
                 continue
             if isinstance(request, _Transport):
                 transports.setdefault(request.iterations, []).append(request)
+            elif isinstance(request, _MeanOfAll):
+                self._kept[request] = self.scores.mean()
             elif isinstance(request, _Mean):
                 self.check_reference_k(request.reference_k)
                 passes.setdefault(("references", request.is_centered), []).append(request)
             else:
                 passes.setdefault((request.bank, False), []).append(request)
         for (bank, is_centered), some in passes.items():
-            scores = self.scores if bank == "references" else self.gallery_scores
-            self._scan(self.centered_scores if is_centered else scores, some)
+            self._scan(self.centered_scores if is_centered else self._scores_with(bank), some)
         for iterations, balanced in transports.items():
             taus = [request.tau for request in balanced]
             options = {"n_wanted": self.n_gallery, **self.options}
-            found = transport_biases(self.joined_scores, taus, iterations, **options)
-            self._kept |= {
-                request: (values, {}) for request, values in zip(balanced, found, strict=True)
-            }
+            found = transport_biases(self._joined_scores(), taus, iterations, **options)
+            self._kept |= dict(zip(balanced, found, strict=True))
 
     def _scan(self, scores: Scores, requests: list[_Mean | _Log]) -> None:
         """Compute means and log-mean-exps of one bank: in one pass, or each mean by the solver."""
-        if self.solver not in ("auto", "exact") or (self.solver == "auto" and len(requests) == 1):
-            for request in requests:
-                if isinstance(request, _Mean):
-                    k = int(request.reference_k)
-                    evidence = self._evidence.get((k, request.is_centered))
-                    sample = None if evidence is None else evidence.sample
-                    options = {"quality": self._quality, "sample": sample, **self.options}
-                    self._kept[request] = compute_means(self.solver, scores, k, **options)
-            requests = [request for request in requests if request not in self._kept]
-        if not requests:
+        by_solver = self.solver not in ("auto", "exact")
+        by_solver |= self.solver == "auto" and len(requests) == 1
+        means: dict[_Mean, FloatArray] = {}
+        logs: dict[_Log, FloatArray] = {}
+        for request in requests:
+            if isinstance(request, _Log):
+                logs[request] = np.empty(self.n_gallery)
+            elif by_solver:
+                evidence = self.evidence.get((request.reference_k, request.is_centered))
+                sample = None if evidence is None else evidence.sample
+                options = {"quality": self.quality, "sample": sample, **self.options}
+                solved = compute_means(self.solver, scores, request.reference_k, **options)
+                self._kept[request], self._solved[request] = solved
+            else:
+                means[request] = np.empty(self.n_gallery, dtype=np.float32)
+                self._solved[request] = {"solver": "exact"}
+        if not means and not logs:
             return
-        ks: dict[int, FloatArray] = {}
-        betas: dict[float, FloatArray] = {}
-        for request in requests:
-            if isinstance(request, _Mean):
-                ks[int(request.reference_k)] = np.empty(self.n_gallery, dtype=np.float32)
-            else:
-                betas[request.beta] = np.empty(self.n_gallery)
-        largest = max(ks, default=0)
-        for start, stop, (best, logs) in scan(scores, k=largest, betas=list(betas), **self.options):
-            for k, means in ks.items():
-                means[start:stop] = best[:, :k].mean(axis=1, dtype=np.float64)
-            for values, log in zip(betas.values(), logs, strict=True):
+        largest = max((request.reference_k for request in means), default=0)
+        betas = [request.beta for request in logs]
+        for start, stop, (best, found) in scan(scores, k=largest, betas=betas, **self.options):
+            for request, values in means.items():
+                best_k = best[:, : request.reference_k]
+                values[start:stop] = best_k.mean(axis=1, dtype=np.float64)
+            for values, log in zip(logs.values(), found, strict=True):
                 values[start:stop] = log
-        for request in requests:
-            if isinstance(request, _Mean):
-                self._kept[request] = ks[int(request.reference_k)], {"solver": "exact"}
-            else:
-                self._kept[request] = betas[request.beta], {}
+        self._kept.update(list(means.items()))
+        self._kept.update(list(logs.items()))
 
-
-class _Asked(Statistics):
-    """Notes what the formula of a method asks for, and answers with zeros."""
-
-    def __init__(self, method: "Method", real: Statistics) -> None:
-        self.n_gallery, self.requests = 1, list[_Request]()
-        self._method, self._real, has_means = method, real, False
-        method.parts(self)
-        for request in self.requests:
-            has_means |= isinstance(request, _Mean)
-        if "gallery_references" in method.gated_by:
-            self._check_gallery_bank()
-        if real.solver not in ("auto", "exact") and not has_means:
+    def _scores_with(self, bank: BankName) -> Scores:
+        """Scores of the gallery with the references, or with the gallery bank."""
+        if bank == "references":
+            return self.scores
+        second = self.gallery_bank
+        if isinstance(second, Embeddings) and isinstance(self.gallery, Embeddings):
+            budget = self.options["memory_budget"]
+            return Products(self.gallery, second, memory_budget=budget)
+        if not isinstance(second, ScoreMatrix):
+            raise NNNormError("this needs a gallery bank; pass gallery_references")
+        if len(second) != self.n_gallery:
             raise NNNormError(
-                f"solver {real.solver} computes means of the best references, which method "
-                f"{method.name} does not use; leave out solver"
+                "gallery_scores must have shape (n_gallery, n_gallery_references), with as many "
+                f"rows as scores; got {second.shape} and scores {self.scores.shape}"
             )
+        return Matrix(second)
 
-    def __getattr__(self, name: str) -> Any:
-        raise NNNormError(
-            f"the formula of method {self._method.name} asks for {name}; it may use mean_of_best, "
-            "mean_of_all, log_mean_exp and transport"
-        )
-
-    def mean_of_all(self) -> FloatArray:
-        return np.zeros(1)
-
-    def _get(self, request: _Request) -> FloatArray:
-        if isinstance(request, _Log) and request.bank == "gallery_references":
-            self._check_gallery_bank()
-        self.requests.append(request)
-        return np.zeros(1)
-
-    def _check_gallery_bank(self) -> None:
-        if self._real.gallery_bank is None:
+    def _joined_scores(self) -> Scores:
+        """Scores with the references of the gallery and, below it, the gallery bank if any."""
+        scores, bank = self.scores, self.gallery_bank
+        if isinstance(bank, Embeddings) and isinstance(scores, Products):
+            budget = self.options["memory_budget"]
+            return Products(scores.rows.joined(bank), scores.columns, memory_budget=budget)
+        if not isinstance(bank, ScoreMatrix) or not isinstance(scores, Matrix):
+            return scores
+        if bank.shape[1] != self.n_references:
             raise NNNormError(
-                f"method {self._method.name} needs a gallery bank (gallery_references, or "
-                "gallery_scores for ready scores); without one use InvertedSoftmax (--method is)"
+                "gallery_scores must have shape (n_gallery_references, n_references), with as many "
+                f"columns as scores; got {bank.shape} and scores {scores.shape}"
             )
+        return Matrix(scores.matrix.joined(bank))

@@ -15,15 +15,14 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
-from nnnorm.reducers import LEAST_EXPONENT
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
     Done,
     Products,
     Scores,
     in_threads,
-    log_mean_exp,
 )
+from nnnorm.softmax import LEAST_EXPONENT, log_mean_exp
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Strip: TypeAlias = npt.NDArray[np.float32]

@@ -15,6 +15,7 @@ from nnnorm.report.plots import (
 from nnnorm.report.tables import (
     Table,
     tabulate_audit,
+    tabulate_calibration,
     tabulate_check,
     tabulate_comparison,
     tabulate_diagnosis,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.calibration import Calibration
 from nnnorm.errors import NNNormError, require
 from nnnorm.evaluation import Audit, Cell, Comparison, Tuning, expect_occurrences
 from nnnorm.files import write_whole
@@ -291,6 +292,27 @@ def plot_audit(audit: Audit) -> "Figure":
     return figure
 
 
+def plot_reliability(calibration: Calibration) -> "Figure":
+    """Plot how often the first hit was right against its probability, on labels held out."""
+    curve = calibration.curve
+    if curve is None:
+        raise NNNormError("a calibration without labels has no probabilities to plot")
+    means, shares, sizes = (np.array(column) for column in zip(*curve.bins, strict=True))
+    figure, axes = make_figure(4.2)
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="as it should be")
+    error = np.sqrt(shares * (1 - shares) / sizes)
+    axes.errorbar(means, shares, error, color=BLUE, fmt="o-", label="a tenth of the labels, ± 1 SE")
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    label_axes(
+        axes,
+        f"{curve.n_labels:,} labels; calibration error {curve.calibration_error:.3f}",
+        "probability",
+        "first hit right",
+    )
+    add_legend(figure, axes.get_legend_handles_labels()[0])
+    return figure
+
+
 def _draw_queries(axes: "Axes", before: FloatArray, after: FloatArray | None) -> None:
     """A dot before and a dot after, joined, for each query."""
     places = np.arange(len(before))
@@ -328,7 +350,7 @@ def plot_hits(
 ) -> "Figure":
     """Draw what queries find: the query, then its first items before and after a correction."""
     if not found:
-        raise NNNormError("there are no hits to draw; give at least one query")
+        raise NNNormError("there are no hits to draw; pass at least one query")
     figure, axes = make_figure(1.0)
     axes.set_axis_off()
     top, width = 0.0, 1.0

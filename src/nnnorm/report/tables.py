@@ -1,8 +1,7 @@
 """Results as tables: `Table`, for a terminal and Markdown, and one function per result.
 
 Recalls are shown in percent, differences in points, with the interval in brackets. A terminal that
-is too narrow for a table gets it without its optional columns, then one table per group of columns,
-then one figure per line; figures are never cut.
+is too narrow for a table gets it without its optional columns, or one table per group of columns.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nnnorm import evaluation
+from nnnorm.calibration import Calibration
 from nnnorm.dedup import describe_size
+from nnnorm.errors import printable
 from nnnorm.methods import NO_CORRECTION, describe_setting
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Table:
     """A titled table of strings, with notes below it.
 
     A column may belong to a group of columns, and a cell may be the best of its kind, which is
-    bold. The first of the optional columns is the first to go if a terminal is narrow.
+    bold. Optional columns are left out if a terminal is narrow.
     """
 
     title: str
@@ -46,6 +47,14 @@ class Table:
     groups: tuple[str, ...] = ()
     bold: frozenset[tuple[int, int]] = frozenset()
     optional: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Make every text printable: names of items and groups come from data."""
+        shown = {name: getattr(self, name) for name in ("columns", "notes", "groups")}
+        shown = {name: tuple(map(printable, texts)) for name, texts in shown.items()}
+        rows = tuple(tuple(map(printable, row)) for row in self.rows)
+        for name, value in {**shown, "rows": rows, "title": printable(self.title)}.items():
+            object.__setattr__(self, name, value)
 
     def to_markdown(self) -> str:
         """Render as a Markdown table with its title and notes."""
@@ -60,21 +69,23 @@ class Table:
         return "\n".join(lines)
 
     def print(self) -> None:
-        """Print to the terminal."""
+        """Print to the terminal; groups of columns that do not fit stand below each other."""
         from rich.console import Console
 
         # A name in square brackets is a name, not a style.
         console = Console(highlight=False, markup=False, emoji=False)
         if self.title:  # a title of the table itself would wrap to the width of the table
             console.print(self.title, style="bold")
-        parts = self._fit(console.width)
-        for part in parts:
-            if part.title != self.title:
-                console.print(part.title)
-            console.print(part._to_rich(console.width))
-        if not parts:
-            console.print(self._one_figure_per_line())
-        if parts and self.notes:
+        every = list(range(len(self.columns)))
+        if self._least_width(every) <= console.width:
+            console.print(self._to_rich(every))
+        elif not self.groups:
+            console.print(self._to_rich([n for n in every if self.columns[n] not in self.optional]))
+        else:
+            for group in dict.fromkeys(self.groups[1:]):
+                console.print(group)
+                console.print(self._to_rich([n for n in every if self.groups[n] in ("", group)]))
+        if self.notes:
             console.print()
         for note in self.notes:
             console.print(note)
@@ -85,81 +96,44 @@ class Table:
         both = zip(groups, self.columns, strict=True)
         return [f"{group}: {column}" if group else column for group, column in both]
 
-    def _fit(self, room: int) -> list["Table"]:
-        """The tables to print in this width; none if figures would be cut."""
-        every = range(len(self.columns))
-        for n_dropped in range(len(self.optional) + 1):
-            dropped = self.optional[:n_dropped]
-            table = self._select([n for n in every if self.columns[n] not in dropped], self.title)
-            if table._widths(room):
-                return [table]
-        names = dict.fromkeys(self.groups[1:])
-        parts = [
-            self._select([n for n in every if n == 0 or self.groups[n] == name], name)
-            for name in names
-        ]
-        return parts if all(part._widths(room) for part in parts) else []
-
-    def _select(self, places: Sequence[int], title: str) -> "Table":
-        """Some columns, without the rows that have nothing in them."""
-        if len(places) == len(self.columns):
-            return self
-        kept = [n for n, row in enumerate(self.rows) if any(row[place] for place in places[1:])]
-        return Table(
-            title,
-            tuple(self.columns[place] for place in places),
-            tuple(tuple(self.rows[n][place] for place in places) for n in kept),
-            bold=frozenset(
-                (kept.index(row), places.index(column))
-                for row, column in self.bold
-                if row in kept and column in places
-            ),
-        )
-
-    def _widths(self, room: int) -> tuple[list[int], int] | None:
-        """The widths of the columns and of the gaps between them; None if there is no room."""
+    def _widths(self) -> list[int]:
+        """The width of each column; headings are wrapped if they don't fit in 80 columns."""
         from rich.cells import cell_len
 
-        whole = [
-            max(map(cell_len, [*heading.split(), *cells]), default=0)
-            for heading, *cells in zip(self._headings(), *self.rows, strict=True)
-        ]
-        widths = [min(width, _LONG) for width in whole]
-        for gap in (2, 1):
-            spare = room - sum(widths) - gap * (len(widths) - 1)
-            if spare >= 0:
-                for place in reversed(range(len(widths))):
-                    more = min(whole[place] - widths[place], spare)
-                    widths[place] += more
-                    spare -= more
-                return widths, gap
-        return None
+        columns = list(zip(self._headings(), *self.rows, strict=True))
+        whole = [max(map(cell_len, column)) for column in columns]
+        if sum(whole) + 2 * len(whole) <= 80:
+            return whole
+        return [max(map(cell_len, [*heading.split(), *cells])) for heading, *cells in columns]
 
-    def _to_rich(self, room: int) -> "RichTable":
+    def _least_width(self, places: Sequence[int]) -> int:
+        """The width of some columns, long cells wrapped."""
+        widths = self._widths()
+        return sum(min(widths[place], _LONG) + 2 for place in places) - 2
+
+    def _to_rich(self, places: Sequence[int]) -> "RichTable":
+        """Some columns, without the rows that have nothing in them."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        widths, gap = self._widths(room) or ([], 1)
         table = RichTable(
-            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0)
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
         )
-        for heading, width, *cells in zip(self._headings(), widths, *self.rows, strict=True):
-            is_words = not table.columns or any(cell[:1].isalpha() for cell in cells)
-            table.add_column(
-                heading, justify="left" if is_words else "right", overflow="fold", width=width
-            )
+        headings = self._headings() if len(places) == len(self.columns) else self.columns
+        widths = self._widths()
+        for place in places:
+            cells = [row[place] for row in self.rows]
+            is_text = any(cell[:1].isalpha() for cell in cells) or widths[place] > _LONG
+            if place == 0 or is_text:
+                table.add_column(headings[place], overflow="fold")
+            else:
+                table.add_column(headings[place], justify="right", width=widths[place])
         for number, row in enumerate(self.rows):
-            styles = ("bold" if (number, place) in self.bold else "" for place in range(len(row)))
-            table.add_row(*(Text(*both) for both in zip(row, styles, strict=True)))
+            if any(row[place] for place in places[1:]):
+                bold = ("bold" if (number, place) in self.bold else "" for place in places)
+                table.add_row(*(Text(row[n], style) for n, style in zip(places, bold, strict=True)))
         return table
-
-    def _one_figure_per_line(self) -> str:
-        lines = []
-        for name, *cells in self.rows:
-            figures = zip(self._headings()[1:], cells, strict=True)
-            lines += [name, *(f"  {column}: {cell}" for column, cell in figures if cell), ""]
-        return "\n".join(lines)
 
 
 # --- methods, banks, settings --------------------------------------------------------------------
@@ -215,6 +189,9 @@ def tabulate_tuning(tuning: evaluation.Tuning) -> Table:
         chosen["maximum"] = tuning.best_by_maximum
     if tuning.uncorrected in list(chosen.values())[1:]:
         del chosen[""]
+    if tuning.between not in (None, 1):  # chosen for the best alone, so another isn't comparable
+        compared = (id(tuning.uncorrected), id(tuning.best))
+        chosen = {mark: cell for mark, cell in chosen.items() if id(cell) in compared}
     rows = []
     for mark, cell in chosen.items():
         recalls = (cell.recall_at_1, cell.recall_at_5, cell.recall_at_10)
@@ -226,9 +203,10 @@ def tabulate_tuning(tuning: evaluation.Tuning) -> Table:
         f"{describe_size(tuning.n_references, tuning.n_unique, tuning.references_sampled)}"
     )
     notes = []
+    if tuning.between is not None and tuning.best.method != NO_CORRECTION:
+        notes.append(f"Weight of the differences between groups: {tuning.between:g}.")
     if tuning.popularity is not None:
-        weight = tuning.popularity.weight
-        recall = _percent(tuning.popularity.recalls[weight])
+        weight, recall = tuning.popularity.weight, _percent(tuning.popularity.recall_at_1)
         notes.append(f"Popularity from clicks: weight {weight:g}, with which R@1 is {recall}.")
     best = f"{tuning.best.method} {describe_setting(tuning.best.method, tuning.best.params)}"
     if tuning.best.method == NO_CORRECTION:
@@ -338,6 +316,29 @@ def tabulate_drift(drift: evaluation.Drift) -> Table:
     return Table(title, ("", "today"), tuple(cells.items()), tuple(notes))
 
 
+def tabulate_calibration(calibration: Calibration) -> Table:
+    """Make a row per bound: min_confidence, and what it means."""
+    curve, found = calibration.curve, calibration
+    if curve is None:
+        title = f"Confidence of {found.n_queries:,} queries, without labels"
+        bounds = [found.quantile(share) for share in (0.01, 0.05, 0.1, 0.25, 0.5)]
+    else:
+        right = f"{curve.n_right / curve.n_labels:.0%} of the first hits right"
+        title = f"Confidence of {found.n_queries:,} queries, {right}"
+        bounds = [] if curve.slope <= 0 else [found.threshold(p) for p in (0.3, 0.5, 0.7, 0.8, 0.9)]
+    columns = {"min confidence": [f"{bound:.4g}" for bound in bounds]}
+    if curve is not None:
+        columns["first hit right"] = [f"{float(found.probability(one)):.0%}" for one in bounds]
+    columns["queries below"] = [f"{float(found.share_below(one)):.0%}" for one in bounds]
+    notes: tuple[str, ...] = ()
+    if curve is not None:
+        notes = (
+            f"Brier score {curve.brier_score:.3f}, calibration error {curve.calibration_error:.3f} "
+            "on labels held out.",
+        )
+    return Table(title, tuple(columns), tuple(zip(*columns.values(), strict=True)), notes)
+
+
 def tabulate_scan(scan: evaluation.Scan) -> Table:
     """Make one row per outlier: verdict, score, and the reasons."""
     n_bad, n_watched = scan.count("remove"), scan.count("watch")
@@ -393,7 +394,7 @@ def tabulate_audit(audit: evaluation.Audit) -> tuple[Table, Table]:
     """Make a table of the means with their intervals, and one of the single queries."""
     with_after = bool(audit.after)
     rows = []
-    for line in audit.lines:
+    for line in audit.means:
         row = [line.metric, line.before.show(3, 1, sign="")]
         if line.after is not None and line.change is not None:
             row += [line.after.show(3, 1, sign=""), line.change.show(3, 1)]
@@ -410,8 +411,8 @@ def tabulate_audit(audit: evaluation.Audit) -> tuple[Table, Table]:
 
 
 def _tabulate_queries(audit: evaluation.Audit) -> Table:
-    shown = [line.metric for line in audit.lines if line.metric.startswith(("bias@", "precision"))]
-    shown = shown or [line.metric for line in audit.lines if line.metric.startswith("max skew")]
+    shown = [line.metric for line in audit.means if line.metric.startswith(("bias@", "precision"))]
+    shown = shown or [line.metric for line in audit.means if line.metric.startswith("max skew")]
     order = np.arange(len(audit.queries))
     title = "Query by query"
     if len(order) > MANY_QUERIES:

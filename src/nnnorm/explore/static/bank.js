@@ -9,13 +9,13 @@ export function bankView(root) {
     root.replaceChildren(make("div", { class: "stack" },
       make("div", { class: "tiles" },
         tile("past queries", count(found.n_references), `${about.dim} dimensions`),
-        tile("unique queries", count(found.n_unique), found.is_sample ? "a random sample" : "all that there are"),
-        tile("copies collapsed", count(found.n_copies), `closer than a cosine of ${found.near_copy}`),
-        tile("automatic setting", `k = ${found.automatic.reference_k}, α = ${Number(found.automatic.alpha).toFixed(2)}`, found.automatic.reliability === null ? "" : `reliability of the bank ${Number(found.automatic.reliability).toFixed(2)}`)),
+        tile("unique queries", count(found.n_unique), found.is_sample ? "a random sample" : "all of them"),
+        tile("near copies dropped", count(found.n_copies), `cosine above ${found.near_copy}`),
+        tile("automatic settings", `k = ${found.automatic.reference_k}, α = ${Number(found.automatic.alpha).toFixed(2)}`, found.automatic.reliability === null ? "" : `reliability ${Number(found.automatic.reliability).toFixed(2)}`)),
       make("div", { class: "split" },
-        make("section", { class: "panel stack" }, make("h2", {}, "Queries that were asked most often"),
-          make("p", { class: "soft small" }, "Each counts once in the correction, however often it was asked."),
-          most < 2 ? make("p", {}, "No query was asked twice, or the bank counts none.") : make("ol", { class: "bars" }, found.most_asked.map((one) => make("li", {}, make("span", {}, one.text || `reference ${one.row}`), make("b", { class: "number" }, `×${count(one.count)}`),
+        make("section", { class: "panel stack" }, make("h2", {}, "Most frequent queries"),
+          make("p", { class: "soft small" }, "Each one counts once in the correction."),
+          most < 2 ? make("p", {}, "No query was asked twice, or the bank has no counts.") : make("ol", { class: "bars" }, found.most_asked.map((one) => make("li", {}, make("span", {}, one.text || `past query ${one.row}`), make("b", { class: "number" }, `×${count(one.count)}`),
             make("span", { class: "bar", "aria-hidden": "true" }, make("i", { "--v": (one.count / most).toFixed(3) })))))),
         make("div", { class: "stack" }, drawMismatch(found), drawDrift(found.drift)))));
   });
@@ -24,19 +24,19 @@ export function bankView(root) {
 
 function drawMismatch(found) {
   const z = found.mismatch_z, limit = found.mismatch_limit;
-  if (z === null) return make("section", { class: "panel stack" }, make("h2", {}, "Same source?"), make("p", {}, "Too few different rows to tell."));
+  if (z === null) return make("section", { class: "panel stack" }, make("h2", {}, "Match with the queries"), make("p", {}, "Too few unique past queries to compare."));
   const isMismatched = z > limit;
   const place = Math.min(1, Math.max(0, z / (2 * limit)));
-  return make("section", { class: "panel stack" }, make("h2", {}, isMismatched ? "The past queries are mismatched" : "The bank is like the queries"),
-    make("div", { class: "gauge", role: "img", "aria-label": `z is ${z.toFixed(1)}; above ${limit} past queries are mismatched` }, make("i", { "--v": place.toFixed(3) })),
-    make("div", { class: "between small soft" }, make("span", {}, "mixes as one source"), make("span", {}, `limit ${limit}`), make("span", {}, "another source")),
-    make("p", {}, `z = ${z.toFixed(1).replace("-", "−")}. `, isMismatched ? "Rows of the bank and of the queries do not mix: the correction may do harm. Give past queries of the kind that is searched." : "Rows of the bank and of the queries mix as those of one source do, so the correction is for these queries."));
+  return make("section", { class: "panel stack" }, make("h2", {}, isMismatched ? "The past queries don’t match the queries" : "The past queries match the queries"),
+    make("div", { class: "gauge", role: "img", "aria-label": `z is ${z.toFixed(1)}; above ${limit}, past queries are mismatched` }, make("i", { "--v": place.toFixed(3) })),
+    make("div", { class: "between small soft" }, make("span", {}, "one source"), make("span", {}, `limit ${limit}`), make("span", {}, "another source")),
+    make("p", {}, `z = ${z.toFixed(1).replace("-", "−")}. `, isMismatched ? "The past queries and the queries come from different sources, so the correction may make results worse. Use past queries from your own search." : "The past queries and the queries look like one source."));
 }
 
 function drawDrift(drift) {
-  if (!drift) return make("section", { class: "panel stack" }, make("h2", {}, "Drift"), make("p", { class: "soft" }, "Start with --corrector FILE, and --recent FILE if the queries are not recent ones, to see whether the bank is still like today's queries."));
+  if (!drift) return make("section", { class: "panel stack" }, make("h2", {}, "Drift"), make("p", { class: "soft" }, "To compare the past queries of a corrector with these queries, start with --corrector FILE."));
   if (drift.error) return make("section", { class: "panel stack" }, make("h2", {}, "Drift: not measured"), make("p", {}, drift.error));
   return make("section", { class: "panel stack" }, make("h2", {}, `Drift: ${drift.verdict}`),
-    drift.reasons.length ? make("ul", {}, drift.reasons.map((reason) => make("li", {}, reason))) : make("p", {}, "The bank of the corrector is still like these queries."),
-    make("p", { class: "soft small" }, `z ${drift.z.toFixed(1)}, shift of the mean ${drift.mean_shift.toFixed(2)}, agreement ${drift.agreement === null ? "not known" : drift.agreement.toFixed(2)}; hubs take ${percent(drift.hub_share)} of the hits, ${percent(drift.hub_share_uncorrected)} without a correction${drift.hub_share_refitted === null ? "" : `, ${percent(drift.hub_share_refitted)} after a refit`}.`));
+    drift.reasons.length ? make("ul", {}, drift.reasons.map((reason) => make("li", {}, reason))) : make("p", {}, "The corrector’s past queries still match these queries."),
+    make("p", { class: "soft small" }, `z ${drift.z.toFixed(1)}, shift of the mean ${drift.mean_shift.toFixed(2)}, agreement ${drift.agreement === null ? "unknown" : drift.agreement.toFixed(2)}; ${percent(drift.hub_share)} of the hits are hubs, ${percent(drift.hub_share_uncorrected)} without a correction${drift.hub_share_refitted === null ? "" : `, ${percent(drift.hub_share_refitted)} after a refit`}.`));
 }

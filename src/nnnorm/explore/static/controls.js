@@ -2,11 +2,11 @@
 import { state, about, change, keepFocus, make, setting, address, isRecorded, saveText, say } from "./core.js";
 
 const HINTS = {
-  reference_k: "how many past queries the bias of an item is the mean of: those that score best with it",
-  alpha: "how much of the bias is taken from the scores; 0 is no correction",
-  weight: "how much of the bias is taken from the scores; 0 is no correction",
-  beta: "how sharply the best past queries count more than the others",
-  center: "the mean of the gallery is taken from the items first",
+  reference_k: "an item’s bias is the mean of its k best scores with past queries",
+  alpha: "weight of the bias; 0 is no correction",
+  weight: "weight of the bias; 0 is no correction",
+  beta: "how much more the best past queries count than the others",
+  center: "subtract the gallery’s mean from the items first",
 };
 let shown = null;
 
@@ -58,7 +58,7 @@ export function drawControls(root) {
   for (const knob of knobsOf(state.method)) root.append(drawKnob(knob));
   if (state.method === "nnn") {
     root.append(make("button", { class: "button", id: "automatic", type: "button",
-      title: "k and α from the bank itself, without labels",
+      title: "k and α from the past queries, without labels",
       onclick: () => change({ params: {} }) }, "Automatic"));
   }
   root.append(make("div", { class: "line push" }, Object.keys(about.filters).length ? drawFilters() : null, drawMenu()));
@@ -127,7 +127,7 @@ function drawMenu() {
       make("h3", {}, "This setting on the command line"), commands,
       make("div", { class: "row" }, copy, links,
         make("button", { class: "button", type: "button", onclick: () => saveText("setting.json", JSON.stringify(shown, null, 2)) }, "Setting as JSON")),
-      isRecorded ? null : make("p", { class: "soft small" }, "The outlier list holds the ids that nnnorm scan would take out, one per line, as nnnorm index delete takes them. The bias goes into nnnorm search --bias.")));
+      isRecorded ? null : make("p", { class: "soft small" }, "The outlier list has the ids that nnnorm scan would remove, one per line, for nnnorm index delete --ids. Use the bias with nnnorm search --bias.")));
   closeOnEscape(menu);
   return menu;
 }

@@ -12,7 +12,7 @@ function typeOf(schema) {
 
 const api = await (await fetch("/openapi.json")).json();
 const root = document.getElementById("paths");
-root.append(make("p", {}, "All requests are GET. Answers are JSON, or for many numbers a length (uint32), a header in JSON and typed arrays. ", make("a", { href: "/openapi.json" }, "openapi.json")));
+root.append(make("p", {}, "All requests are GET. Responses are JSON. ", make("a", { href: "/openapi.json" }, "openapi.json")));
 for (const [path, { get }] of Object.entries(api.paths)) {
   const rows = (get.parameters || []).map((one) => make("tr", {}, make("td", {}, one.name), make("td", {}, typeOf(one.schema)), make("td", {}, one.description || "")));
   root.append(make("section", { class: "panel stack" }, make("h2", {}, path), make("p", {}, get.description || ""),

@@ -1,4 +1,4 @@
-// The page: tabs, the current view, and what it is told when the state changes.
+// The page: tabs, the current view, and its updates when the state changes.
 import { state, about, ask, change, count, firstMethod, listen, make, readAddress, say, isRecorded } from "./core.js";
 import { updateControls } from "./controls.js";
 import { searchView } from "./search.js";

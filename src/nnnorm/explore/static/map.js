@@ -9,14 +9,14 @@ export function mapView(root) {
   const tip = make("div", { class: "tip", hidden: true });
   const plane = make("div", { class: "plane", id: "plane" }, canvas, tip);
   const colour = make("select", { id: "colour", onchange: (event) => change({ colour: event.target.value }) },
-    [["before", "times first, before"], ["after", "times first, after"], ["bias", "bias"]].map(([value, text]) => make("option", { value }, text)));
+    [["before", "times top-1, before"], ["after", "times top-1, after"], ["bias", "bias"]].map(([value, text]) => make("option", { value }, text)));
   const lasso = make("button", { class: "button", id: "lasso", type: "button", "aria-pressed": "false", onclick: () => setLasso(!isLasso) }, "Lasso");
   const reset = make("button", { class: "button", type: "button", onclick: () => d3.select(canvas).transition().duration(300).call(zoom.transform, d3.zoomIdentity) }, "Whole map");
-  const inView = make("button", { class: "button", type: "button", id: "in-view", onclick: () => select(visible()) }, "Select what is in view");
+  const inView = make("button", { class: "button", type: "button", id: "in-view", onclick: () => select(visible()) }, "Select visible items");
   const ramp = make("span", { class: "soft small line" });
   const list = make("section", { class: "panel stack", id: "selection", "aria-live": "polite" });
   const words = make("p", { class: "soft small" });
-  const holder = make("div", {}, waiting("Placing the items on a plane"));
+  const holder = make("div", {}, waiting("Computing the map"));
   root.append(holder);
   let places = null, values = null, shape = d3.zoomIdentity, isLasso = false, path = [], chosen = new Set(), isHere = true, known = {}, isReady = false;
   const images = new Map();
@@ -78,7 +78,7 @@ export function mapView(root) {
       paint.strokeStyle = tone("--after"); paint.lineWidth = 2; paint.setLineDash([6, 4]);
       paint.beginPath(); path.forEach(([x, y], n) => (n ? paint.lineTo(x, y) : paint.moveTo(x, y))); paint.closePath(); paint.stroke(); paint.setLineDash([]);
     }
-    ramp.replaceChildren(isCount ? "0" : `bias ${low.toFixed(3)}`, make("span", { class: `ramp ${isCount ? "of-counts" : "of-bias"}` }), isCount ? `${count(high)} times first` : high.toFixed(3));
+    ramp.replaceChildren(isCount ? "0" : `bias ${low.toFixed(3)}`, make("span", { class: `ramp ${isCount ? "of-counts" : "of-bias"}` }), isCount ? `${count(high)} times top-1` : high.toFixed(3));
   }
 
   function drawPictures(paint, ink, scale, measure) {
@@ -116,8 +116,8 @@ export function mapView(root) {
       make("div", { class: "between" }, make("h2", {}, items.length ? `${count(items.length)} items selected` : "Nothing selected"), items.length ? make("button", { class: "link", type: "button", onclick: () => select([]).then(() => inView.focus()) }, "clear") : null),
       items.length ? make("div", { class: "line" },
         make("button", { class: "button", type: "button", id: "save-ids", onclick: () => saveText("selection.txt", ids.join("\n") + "\n") }, "Ids as text"),
-        make("button", { class: "button", type: "button", onclick: () => saveText("selection.json", JSON.stringify(ids)) }, "as JSON")) : make("p", { class: "soft" }, "Draw a line around some items with the lasso, or select what is in view."),
-      ...(items.length ? [make("p", { class: "soft small" }, `For nnnorm index delete --ids. Most often first${items.length > shown.length ? `; ${shown.length} of them` : ""}:`), make("ul", { class: "thumbs scroll", tabindex: "0", "data-key": "selected", "aria-label": "Selected items" }, shown.map((item) => thumb(known, item, searchWith(item), `first ${firsts(item)} times`)))] : [])));
+        make("button", { class: "button", type: "button", onclick: () => saveText("selection.json", JSON.stringify(ids)) }, "as JSON")) : make("p", { class: "soft" }, "Draw around items with the lasso, or select the visible ones."),
+      ...(items.length ? [make("p", { class: "soft small" }, `For nnnorm index delete --ids. Most often top-1${items.length > shown.length ? `; ${shown.length} of them` : ""}:`), make("ul", { class: "thumbs scroll", tabindex: "0", "data-key": "selected", "aria-label": "Selected items" }, shown.map((item) => thumb(known, item, searchWith(item), `first ${firsts(item)} times`)))] : [])));
   }
 
   let rowOf = new Map();
@@ -137,7 +137,7 @@ export function mapView(root) {
     if (!known[item]) known[item] = (await ask("items", { items: item })).items[item] || {};
     const [x, y] = spot(best), [width, height] = size();
     tip.replaceChildren(...[picture(known, item), make("div", {}, make("b", {}, nameOf(known, item)),
-      make("p", { class: "soft" }, `first ${count(values.before[best])} → ${count(values.after[best])} times, bias ${values.bias[best].toFixed(3)}`))].filter(Boolean));
+      make("p", { class: "soft" }, `top-1 ${count(values.before[best])} → ${count(values.after[best])} times, bias ${values.bias[best].toFixed(3)}`))].filter(Boolean));
     tip.hidden = false;
     tip.style.left = `${Math.max(4, Math.min(x + 14, width - tip.offsetWidth - 4))}px`;
     tip.style.top = `${Math.max(4, Math.min(y - 30, height - tip.offsetHeight - 4))}px`;
@@ -181,7 +181,7 @@ export function mapView(root) {
       holder.replaceChildren(make("div", { class: "stack" },
         make("div", { class: "line" }, make("label", { for: "colour", class: "small" }, "Color"), colour, lasso, inView, reset, ramp),
         make("div", { class: "with-side" }, plane, list), words));
-      words.textContent = `${count(places.x.length)} ${places.x.length < about.n_gallery ? `of ${count(about.n_gallery)} items, drawn at random, and the worst hubs` : "items"}; near items are alike.${about.has_pictures ? " Zoom in to see pictures." : ""}`;
+      words.textContent = `${count(places.x.length)} ${places.x.length < about.n_gallery ? `of ${count(about.n_gallery)} items, drawn at random, and the worst hubs` : "items"}; similar items are close together.${about.has_pictures ? " Zoom in to see pictures." : ""}`;
       d3.select(canvas).call(zoom);
       watch.observe(plane);
     }

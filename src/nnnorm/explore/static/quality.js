@@ -1,29 +1,29 @@
-// R@1, R@5 and R@10 with intervals, and R@1 over k and α.
+// R@1, R@5 and R@10 with intervals, and R@1 by k and α.
 import { state, about, change, ask, askUntilReady, make, setting, live, count, percent, waiting, svgChart, isRecorded } from "./core.js";
 import { learn, snap } from "./controls.js";
 
 export function qualityView(root) {
   const tiles = make("div", { class: "tiles" });
   const chart = make("div");
-  const heat = make("div", {}, waiting("Trying every setting"));
+  const heat = make("div", {}, waiting("Measuring all settings"));
   const words = make("p", { class: "soft small" });
   let grid = null, isHere = true;
   root.append(make("div", { class: "stack" }, tiles,
     make("div", { class: "split" },
-      make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "R@1 over k and α"), make("p", { class: "soft small" }, isRecorded ? "click a cell to take the nearest recorded setting" : "click a cell to take its setting")), heat),
-      make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "Points gained"), make("p", { class: "soft small" }, "queries with a right answer among the first 1, 5, 10")), chart, words))));
+      make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "R@1 by k and α"), make("p", { class: "soft small" }, isRecorded ? "click a cell to use the nearest recorded setting" : "click a cell to use its setting")), heat),
+      make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "Gain in points"), make("p", { class: "soft small" }, "queries with a right item among the first 1, 5, 10")), chart, words))));
 
   const update = live(async () => {
     const found = await ask("quality", setting());
     learn(found.setting);
     if (!found.has_truth) {
-      root.replaceChildren(make("section", { class: "panel stack" }, make("h2", {}, "The right answers are not known"),
-        make("p", {}, "Start with --truth FILE to measure: one item number per query (.npy), pairs, or a .json list of lists.")));
+      root.replaceChildren(make("section", { class: "panel stack" }, make("h2", {}, "No right items"),
+        make("p", {}, "To measure R@k, start with --truth FILE: one item number per query (.npy), pairs, or a .json list of lists.")));
       return;
     }
     drawQualityTiles(tiles, found);
     drawRecalls(chart, found.recalls);
-    words.textContent = `${count(about.n_sampled)} queries, 95 % intervals; queries of one item are drawn together. ${found.n_uncertain ? `${count(found.n_uncertain)} queries may not be exact. ` : ""}A setting that is chosen here, on these very queries, looks a little better than it is; nnnorm tune keeps them apart.`;
+    words.textContent = `${count(about.n_sampled)} queries, 95 % intervals; queries of one item are resampled together. ${found.n_uncertain ? `${count(found.n_uncertain)} queries may not be exact. ` : ""}The gain of a setting that you choose here is slightly overstated; nnnorm tune measures it on other queries.`;
     if (grid) drawHeat(heat, grid, found.setting);
     else if (!drawHeat.isAsked) {
       drawHeat.isAsked = true;
@@ -66,7 +66,7 @@ function signed(value) {
 }
 
 function drawHeat(root, grid, now) {
-  if (!grid.has_truth) { root.replaceChildren(make("p", {}, "No truth is given.")); return; }
+  if (!grid.has_truth) { root.replaceChildren(make("p", {}, "Start with --truth FILE to measure R@1.")); return; }
   const center = now.method === "nnn" ? Boolean(now.params.center) : false;
   const cells = grid.cells.filter((cell) => Boolean(cell.center) === center);
   const ks = [...new Set(cells.map((cell) => cell.reference_k))].sort((a, b) => a - b);
@@ -90,7 +90,7 @@ function drawHeat(root, grid, now) {
       const tone = moved >= 0 ? "gain" : "loss";
       const button = make("button", { type: "button", class: `${tone}${key === at ? " current" : ""}${cell === highest ? " best" : ""}`, "--v": share.toFixed(3),
         tabindex: key === (at || `${ks[0]} ${alphas[0]}`) ? "0" : "-1", "data-key": key,
-        "aria-label": `k ${k}, α ${alpha}: R@1 ${percent(cell.recall_at_1)}${key === at ? ", the current setting" : ""}${cell === highest ? ", the highest" : ""}`,
+        "aria-label": `k ${k}, α ${alpha}: R@1 ${percent(cell.recall_at_1)}${key === at ? ", current setting" : ""}${cell === highest ? ", the highest" : ""}`,
         title: `k ${k}, α ${alpha}: ${percent(cell.recall_at_1)}`,
         onclick: () => change({ method: "nnn", params: snap({ reference_k: k, alpha, center }) }) }, (100 * cell.recall_at_1).toFixed(1));
       return make("span", { role: "gridcell" , class: "row" }, button);
@@ -99,7 +99,7 @@ function drawHeat(root, grid, now) {
   table.addEventListener("keydown", (event) => moveFocus(event, table, alphas.length));
   root.replaceChildren(table, make("p", { class: "legend" },
     make("span", {}, `${percent(low)} `, make("span", { class: "ramp" }), ` ${percent(high)}, middle: uncorrected, ${percent(grid.uncorrected)}`),
-    make("span", {}, isNnn ? "framed: the nearest to the current setting" : "the current method is not NNN"),
+    make("span", {}, isNnn ? "framed: nearest to the current setting" : "the current method isn’t NNN"),
     make("span", {}, "★ highest"),
     make("span", {}, center ? "centered" : "not centered")));
   if (heldFocus) table.querySelector(`[data-key="${heldFocus}"]`)?.focus();

@@ -1,24 +1,25 @@
-// One query, its first places before and after, side by side.
+// One query and its first hits before and after, side by side.
 import { state, about, change, ask, make, setting, whereList, live, keepFocus, nameOf, picture, count, isNarrow, isRecorded } from "./core.js";
 import { learn } from "./controls.js";
 
 export function searchView(root) {
   const input = make("input", { type: "search", id: "ask", maxlength: "500", autocomplete: "off",
-    "aria-label": about.has_encode ? "Type a query" : "Find a query by its words",
-    placeholder: about.has_encode ? `Type a query${about.examples.length && !isNarrow() ? `, such as “${about.examples[0]}”` : ""}` : "Find a query by its words" });
+    "aria-label": about.has_encode ? "Type a query" : "Search the queries",
+    placeholder: about.has_encode ? `Type a query${about.examples.length && !isNarrow() ? `, such as “${about.examples[0]}”` : ""}` : "Search the queries" });
   const form = make("form", { class: "ask", role: "search" }, input, make("button", { class: "button main" }, about.has_encode ? "Search" : "Find"));
   const chips = make("div", { class: isRecorded ? "chips many" : "chips" });
   const asked = make("div", { class: "asked" });
   const before = make("ol", { class: "cards", id: "before" });
   const after = make("ol", { class: "cards", id: "after" });
+  const confidence = make("span", { class: "soft small", id: "confidence", title: "higher if the first result is more likely to be right" });
   const sides = make("div", { class: "sides" },
     make("section", { class: "side before" }, make("h2", {}, "Before"), before),
     make("section", { class: "side after" }, make("h2", {}, "After", make("span", { class: "wide-only" }, " the correction")), after));
   const legend = make("p", { class: "legend" },
-    about.has_truth ? make("span", { class: "key right" }, "the right answer") : null,
-    make("span", {}, "“hub ×9”: the top result of 9 queries before the correction"),
+    about.has_truth ? make("span", { class: "key right" }, "the right item") : null,
+    make("span", {}, "“hub ×9”: top-1 for 9 queries before the correction"),
     isRecorded ? null : make("span", {}, "click an item to search with it"),
-    about.has_captions || about.has_pictures ? null : make("span", {}, "to see more than numbers, start with --captions FILE or --images FOLDER"));
+    about.has_captions || about.has_pictures ? null : make("span", {}, "to see texts or pictures, start with --captions FILE or --images FOLDER"));
   form.hidden = isRecorded || !(about.has_encode || about.has_query_captions);
   root.append(make("div", { class: "stack" }, form, chips, asked, sides, legend));
   form.addEventListener("submit", (event) => {
@@ -30,9 +31,9 @@ export function searchView(root) {
   });
 
   let seed = 0, isOffered = false, which = "any";
-  const kinds = about.has_truth ? [["any", "at random"], ["won", "won"], ["lost", "lost"]] : [["any", "at random"], ["won", "changed"]];
+  const kinds = about.has_truth ? [["any", "random queries"], ["won", "queries that improve"], ["lost", "queries that get worse"]] : [["any", "random queries"], ["won", "queries that change"]];
   const choice = make("select", { "aria-label": "Which queries to offer", id: "which", onchange: (event) => { which = event.target.value; offer(); } },
-    kinds.map(([value, text]) => make("option", { value }, `queries ${value === "any" || !about.has_truth ? text : `${text} by this setting`}`)));
+    kinds.map(([value, text]) => make("option", { value }, text)));
   async function offer(text = "") {
     isOffered = true;
     const found = await ask("queries", isRecorded ? {} : { ...setting(), which, seed, text, k: 5 });
@@ -62,6 +63,9 @@ export function searchView(root) {
     learn(found.setting);
     for (const chip of chips.querySelectorAll("[data-query]")) chip.setAttribute("aria-pressed", String(Number(chip.dataset.query) === state.query));
     drawAsked(asked, found);
+    const rank = found.confidence_rank === null ? "" : `, higher than ${Math.round(100 * found.confidence_rank)} % of queries`;
+    confidence.textContent = `confidence ${found.confidence.toFixed(3)}${rank}`;
+    asked.append(confidence);
     keepFocus(before, () => drawCards(before, found, found.before, found.before_first, (place) => moveOf(place + 1, found.before_now[place], "now")));
     keepFocus(after, () => drawCards(after, found, found.after, found.after_first, (place) => moveOf(found.after_was[place], place + 1, "was")));
   });
@@ -72,15 +76,14 @@ function drawAsked(root, found) {
   const { kind, text, number } = found.query;
   const parts = kind === "item" ? [picture(found.items, number), make("span", {}, "Search with ", make("q", {}, nameOf(found.items, number)))] : [make("q", {}, text)];
   if (found.right.length) {
-    const n = found.right.length, ranks = Array.from(found.right_ranks);
-    const was = Math.min(...ranks.slice(0, n)), now = Math.min(...ranks.slice(n));
+    const was = Math.min(...found.right_was), now = Math.min(...found.right_now);
     const kindOf = now < was ? "good" : now > was ? "bad" : "";
-    const words = now === was ? `the right answer stays at place ${count(now)}` : `the right answer moves from place ${count(was)} to ${count(now)}`;
+    const words = now === was ? `the right item stays at rank ${count(now)}` : `the right item moves from rank ${count(was)} to ${count(now)}`;
     parts.push(make("span", { class: `verdict ${kindOf}`, id: "verdict" }, words));
     if (kind === "query" && number === about.example) parts.push(make("span", { class: "soft small" }, "picked to show the effect"));
   }
   if (found.n_filtered_out) {
-    parts.push(make("span", { class: "verdict", id: "filtered-out" }, found.right.length ? `${count(found.n_filtered_out)} of ${count(found.n_filtered_out + found.right.length)} right answers are filtered out` : "the right answer is filtered out"));
+    parts.push(make("span", { class: "verdict", id: "filtered-out" }, found.right.length ? `${count(found.n_filtered_out)} of ${count(found.n_filtered_out + found.right.length)} right items are filtered out` : "the right item is filtered out"));
   }
   root.replaceChildren(...parts.filter(Boolean));
 }
@@ -92,7 +95,7 @@ function moveOf(was, now, word) {
   return make("span", { class: isUp ? "up" : "down" }, `${isUp ? "▲" : "▼"} ${word} ${count(other)}`);
 }
 
-// Cards keep their element while an item stays, so that it is seen to move.
+// Cards keep their element while an item stays, so that its move is animated.
 function drawCards(list, found, items, firsts, move) {
   const old = new Map(Array.from(list.children, (card) => [Number(card.dataset.item), card]));
   const places = new Map(Array.from(old, ([item, card]) => [item, card.getBoundingClientRect()]));
@@ -102,11 +105,11 @@ function drawCards(list, found, items, firsts, move) {
     const isHub = firsts[place] >= Math.max(3, 3 * fair);
     const shown = picture(found.items, item) || make("span", { class: found.items[item]?.caption ? "text" : "text short" }, nameOf(found.items, item));
     const button = make("button", { class: `item${isRight ? " right" : ""}`, type: "button", "data-key": item,
-      "aria-label": `place ${place + 1}: ${nameOf(found.items, item)}${isRight ? ", the right answer" : ""}`,
+      "aria-label": `rank ${place + 1}: ${nameOf(found.items, item)}${isRight ? ", the right item" : ""}`,
       title: nameOf(found.items, item),
       onclick: () => { if (!isRecorded) change({ item, query: undefined, text: undefined }, true); } },
       shown, make("span", { class: "foot-line" }, make("b", { class: "place" }, String(place + 1)), move(place),
-        isRight ? make("span", { class: "mark" }, "✓ right") : isHub ? make("span", { class: "mark hub", title: "times first before the correction" }, `hub ×${count(firsts[place])}`) : null));
+        isRight ? make("span", { class: "mark" }, "✓ right") : isHub ? make("span", { class: "mark hub", title: "times top-1 before the correction" }, `hub ×${count(firsts[place])}`) : null));
     const card = old.get(item) || make("li", { "data-item": item });
     const image = card.querySelector("img");
     if (image && shown.tagName === "IMG") shown.replaceWith(image);  // no flicker

@@ -6,8 +6,7 @@ A URL may hold a password: messages show it through `show_url` only.
 import importlib
 from urllib.parse import parse_qsl
 
-from nnnorm.errors import NNNormError
-from nnnorm.files import show_url
+from nnnorm.errors import NNNormError, show_url
 from nnnorm.index.backend import Backend
 
 # Scheme of the URL: module and class.
@@ -82,7 +81,7 @@ def _read_query(scheme: str, query: str) -> dict[str, str]:
         elif "\0" in value:
             problem = "contains a null character"
         elif name in options:
-            problem = "is given twice; give it once"
+            problem = "is given twice; pass it once"
         if problem:
             raise NNNormError(f"the option {name!r} of the {scheme} URL {problem}")
         options[name] = value

@@ -51,9 +51,6 @@ class ChromaBackend(ServerBackend):
             parts.hostname, port=parts.port or 8000, ssl=parts.scheme == "https", headers=headers
         )
 
-    def _found(self, version: str | None) -> Any:
-        return self._get(self._name(version))
-
     def _get(self, name: str) -> Any:
         try:
             return self.client.get_collection(name, embedding_function=None)
@@ -68,7 +65,7 @@ class ChromaBackend(ServerBackend):
     def _served_name(self) -> str | None:
         if self.collection not in self._list_names():
             return None
-        found: str | None = (self._found(None).metadata or {}).get(_SERVED)
+        found: str | None = (self._get(self.collection).metadata or {}).get(_SERVED)
         return found
 
     def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
@@ -100,7 +97,7 @@ class ChromaBackend(ServerBackend):
     def swap(self, version: str) -> None:
         served = {_SERVED: self._name(version)}
         if self.collection in self._list_names():
-            self._found(None).modify(metadata=served)
+            self._get(self.collection).modify(metadata=served)
         else:
             self.client.create_collection(self.collection, metadata=served, embedding_function=None)
 
@@ -110,7 +107,7 @@ class ChromaBackend(ServerBackend):
         return int if (found.metadata or {}).get("nnnorm_ids") == "numbers" else str
 
     def add(self, version: str, items: Items) -> None:
-        found = self._found(version)
+        found = self._get(self._name(version))
         for part in chunks(items, _MOST):
             kept = [split_fields(entry, _is_field) or None for entry in part.metadata]
             found.add(
@@ -120,12 +117,12 @@ class ChromaBackend(ServerBackend):
             )
 
     def delete(self, version: str, ids: Ids) -> None:
-        found = self._found(version)
+        found = self._get(self._name(version))
         for names in chunks(list(map(str, ids.tolist())), _MOST):
             found.delete(ids=names)
 
     def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
-        found = self._found(version)
+        found = self._get(self._name(version))
         own, entries = self._own(found), dict[Any, dict[str, Any]]()
         for names in chunks(list(map(str, ids.tolist())), _MOST):
             rows = found.get(ids=names, include=["metadatas"])
@@ -134,12 +131,12 @@ class ChromaBackend(ServerBackend):
         return entries
 
     def count(self, version: str) -> int:
-        return int(self._found(version).count())
+        return int(self._get(self._name(version)).count())
 
     def search(
         self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
     ) -> Hits:
-        found = self._found(version)
+        found = self._get(self._name(version))
         own, rows = self._own(found), []
         for some in chunks(vectors, max(1, self.largest_k // k)):
             hits = found.query(
@@ -153,7 +150,7 @@ class ChromaBackend(ServerBackend):
         return Hits.read(rows)
 
     def scan(self, version: str | None) -> Iterator[Items]:
-        found = self._found(version)
+        found = self._get(self._name(version))
         own = self._own(found)
         for start in range(0, found.count(), BATCH):
             rows = found.get(

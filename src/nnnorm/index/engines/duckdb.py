@@ -5,7 +5,7 @@ FROM photos ORDER BY score DESC LIMIT 10
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,7 +50,8 @@ class DuckdbBackend(SqlBackend):
                 yield
                 self.client.execute("COMMIT")
             except BaseException:
-                self.client.execute("ROLLBACK")
+                with suppress(Exception):  # a commit that failed has rolled back already
+                    self.client.execute("ROLLBACK")
                 raise
             finally:
                 self._depth = 0

@@ -20,6 +20,8 @@ from nnnorm.index.server import ServerBackend, ServerOptions, join_fields, split
 _NUMBERS = 4_000_000  # in one request: a server takes 64 MB at most
 _LONGEST = 65_535
 _QUERIES = 1000
+# All others stand for themselves in a text, also other control characters.
+_ESCAPES = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 _STRONG: dict[str, Any] = {"consistency_level": "Strong"}
 
 
@@ -178,20 +180,24 @@ class MilvusBackend(ServerBackend):
         key = next(field["name"] for field in fields if field.get("is_primary"))
         vectors = [field["name"] for field in fields if field["type"].name == "FLOAT_VECTOR"]
         wanted = self.choose_vector(vectors)
-        pages = self.client.query_iterator(name, batch_size=BATCH, output_fields=["*"], **_STRONG)
-        try:
-            while rows := pages.next():
-                entries = [_to_metadata(row, key, *vectors) for row in rows]
-                stored = [row[wanted] for row in rows]
-                yield Items.read([row[key] for row in rows], stored, entries)
-        finally:
-            pages.close()
+        # Not by pymilvus's iterator, which puts ids into its expressions as they are.
+        page: dict[str, Any] = {"limit": BATCH, "iterator": "True", "output_fields": ["*"]}
+        after = ""
+        while rows := self.client.query(name, filter=after, **page, **_STRONG):
+            entries = [_to_metadata(row, key, *vectors) for row in rows]
+            stored = [row[wanted] for row in rows]
+            yield Items.read([row[key] for row in rows], stored, entries)
+            after = f"{key} > {_quoted(rows[-1][key])}"
+
+
+def _quoted(own: int | str) -> str:
+    return f'"{own.translate(_ESCAPES)}"' if isinstance(own, str) else str(own)
 
 
 def _chosen(ids: Ids) -> Iterator[str]:
-    """Yield expressions that choose these ids; JSON escapes quotes as Milvus reads them."""
-    for some in chunks(ids.tolist(), BATCH):
-        yield f"id in {json.dumps(some, ensure_ascii=False)}"
+    """Yield expressions that choose these ids; Milvus Lite has no parameters of expressions."""
+    for some in chunks(list(map(_quoted, ids.tolist())), BATCH):
+        yield f"id in [{', '.join(some)}]"
 
 
 def _is_field(name: str, value: Any) -> bool:

@@ -8,8 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from nnnorm.errors import NNNormError, require
-from nnnorm.files import show_url
+from nnnorm.errors import NNNormError, require, show_url
 from nnnorm.index.backend import FloatArray, Kind, whole
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 

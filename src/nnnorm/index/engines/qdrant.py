@@ -201,7 +201,8 @@ def _point_id(own: int | str) -> int | str:
     if isinstance(own, int) and own >= 0:
         return own
     with suppress(ValueError, AttributeError):  # text that is a UUID stays as it is
-        if str(UUID(own)) == own:  # type: ignore[arg-type]
+        given = UUID(own)  # type: ignore[arg-type]
+        if str(given) == own and given.version != 5:  # that may be the UUID of another text
             return own
     return str(uuid5(NAMESPACE_URL, f"nnnorm:{own}"))
 

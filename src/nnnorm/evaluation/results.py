@@ -1,4 +1,4 @@
-"""Percentile intervals by resampling, clustered and paired; folds of queries.
+"""What results are made of: `Record`, and `Interval` by resampling, clustered and paired.
 
 Captions of one image are not independent, so whole clusters are drawn, and two corrections are
 compared on the same draws: the interval is of the mean difference per query. Clusters that add the
@@ -6,13 +6,14 @@ same (five captions can only give 0 to 5 hits) are drawn together by one multino
 same distribution and takes milliseconds instead of minutes.
 """
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, require
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 _MANY_KINDS = 512
@@ -20,8 +21,35 @@ _DRAWS_AT_ONCE = 2**22
 _N_FOLDS = 5
 
 
+class Record:
+    """A result, made a dataclass below; fields that aren't shown (``repr=False``) are left out."""
+
+    # The field with the rows of the table; without one, a result is a single row.
+    _rows: ClassVar[str] = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures by name, ready for JSON."""
+        parts = fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
+        return {part.name: _plain(getattr(self, part.name)) for part in parts if part.repr}
+
+    def to_pandas(self) -> Any:
+        """Return the same as a `pandas.DataFrame`; figures within others are called ``a.b``."""
+        found = self.to_dict()
+        return require("pandas", "pandas").json_normalize(found.get(self._rows, found))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {name: _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
 @dataclass(frozen=True)
-class Interval:
+class Interval(Record):
     """A mean with its 95 % percentile interval; differences have a two-sided p-value."""
 
     mean: float
@@ -115,7 +143,7 @@ def _resample(
     sizes = np.bincount(members).astype(np.float64)
     if len(sums) < 2:
         raise NNNormError(
-            "an interval needs at least two queries that do not belong together; got one group"
+            "an interval needs at least two queries from different groups; got one group"
         )
     rng = np.random.default_rng(seed)
     kinds, times = np.unique(np.stack([sums, sizes], axis=1), axis=0, return_counts=True)

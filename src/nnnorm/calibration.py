@@ -1,0 +1,256 @@
+"""`calibrate`: turn the confidence of a search into the probability that its first hit is right.
+
+Confidence compares queries of one search. Labels, a few hundred queries whose first hit is known to
+be right or wrong, give it a scale: a logistic curve. Without labels there is the share of queries
+that had a lower confidence. Both hold for one corrector, weight, gallery and kind of traffic.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bias import check_number
+from nnnorm.errors import NNNormError, warn
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+_FEWEST = 50  # labels; with fewer the curve is mostly chance
+_FEWEST_OF_A_KIND = 5
+_N_BINS = 10
+_N_FOLDS = 5
+_RIDGE = 0.1  # on the coefficients of standardized confidence; for labels without an overlap
+_CLEAR_SLOPE = 2.0  # standard errors
+
+
+@dataclass(frozen=True)
+class Curve:
+    """``1 / (1 + exp(−intercept − slope·confidence))``, and how well it fits.
+
+    The figures are of labels that a curve was not fitted on (5-fold cross-fitting). `bins` has ten
+    groups of labels by their probability: mean probability, share that was right, size.
+    """
+
+    slope: float
+    intercept: float
+    n_labels: int
+    n_right: int
+    brier_score: float
+    calibration_error: float
+    bins: tuple[tuple[float, float, int], ...]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What confidence means for one search; made by `calibrate`.
+
+    Attributes
+    ----------
+    quantiles : tuple of float
+        The 0, 1, 2 … 100 % quantiles of the confidence of the queries.
+    n_queries : int
+    curve : Curve or None
+        None without labels.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> confidence = rng.normal(size=400)
+    >>> found = calibrate(confidence, rng.random(400) < 1 / (1 + np.exp(-2 * confidence)))
+    >>> found.probability([-1, 0, 1]).round(1).tolist()
+    [0.1, 0.5, 0.9]
+    >>> found.share_below([0.0]).round(1).tolist()
+    [0.5]
+    """
+
+    quantiles: tuple[float, ...]
+    n_queries: int
+    curve: Curve | None = None
+
+    def __repr__(self) -> str:
+        labels = "without labels" if self.curve is None else f"{self.curve.n_right:,} right"
+        low, high = self.quantiles[0], self.quantiles[-1]
+        return f"Calibration({self.n_queries:,} queries, {labels}, {low:.4g} to {high:.4g})"
+
+    def probability(self, confidence: npt.ArrayLike) -> FloatArray:
+        """Return the probability that the first hit is right, of the shape of `confidence`."""
+        curve = self._known_curve()
+        given = _open_confidence(confidence)
+        if np.isnan(given).any():
+            raise NNNormError("confidence must be numbers; got NaN")
+        return _sigmoid(curve.intercept + curve.slope * given)
+
+    def threshold(self, probability: float) -> float:
+        """Return the `min_confidence` from which on the first hit is right with `probability`."""
+        curve = self._known_curve()
+        if not 0 < check_number("probability", probability) < 1:
+            raise NNNormError(f"probability must be between 0 and 1; got {probability!r:.60}")
+        if curve.slope <= 0:
+            raise NNNormError("confidence doesn't rise with being right here, so no bound helps")
+        return (math.log(probability / (1 - probability)) - curve.intercept) / curve.slope
+
+    def quantile(self, share: float) -> float:
+        """Return the `min_confidence` that this share of the queries had less than."""
+        if not 0 <= check_number("share", share) <= 1:
+            raise NNNormError(f"share must be from 0 to 1, such as 0.05; got {share!r:.60}")
+        return float(np.interp(share, _STEPS, self.quantiles))
+
+    def share_below(self, confidence: npt.ArrayLike) -> Any:
+        """Return the share of the queries that had less confidence, of the same shape."""
+        return np.interp(_open_confidence(confidence), self.quantiles, _STEPS)
+
+    def _known_curve(self) -> Curve:
+        if self.curve is None:
+            raise NNNormError(
+                "this calibration has no labels, so it has shares of queries but no probabilities; "
+                "pass is_right to calibrate (--labels)"
+            )
+        return self.curve
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "Calibration":
+        """Read what `to_dict` wrote."""
+        curve = stored["curve"]
+        if curve is not None:
+            curve = Curve(**{**curve, "bins": tuple(map(tuple, curve["bins"]))})
+        return cls(tuple(stored["quantiles"]), stored["n_queries"], curve)
+
+
+_STEPS = np.linspace(0, 1, 101)
+
+
+def calibrate(confidence: npt.ArrayLike, is_right: npt.ArrayLike | None = None) -> Calibration:
+    """Learn what the confidence of a search means, from queries like those to come.
+
+    Parameters
+    ----------
+    confidence : array, shape (n_queries,)
+        `Ranking.confidence`, of queries that have hits.
+    is_right : array of bool, shape (n_queries,), optional
+        Whether the first hit of each query is right; about 300 are enough, 50 the least. Without
+        labels, the calibration has shares of queries, but no probabilities.
+
+    Returns
+    -------
+    Calibration
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> confidence = rng.normal(size=300)
+    >>> calibration = calibrate(confidence, confidence + rng.normal(size=300) > 0)
+    >>> 0 < calibration.threshold(0.8) < 1.5
+    True
+    """
+    given = _open_confidence(confidence)
+    if given.ndim != 1 or not len(given):
+        raise NNNormError(
+            "confidence must be one number per query, shape (n_queries,), such as "
+            f"Ranking.confidence; got shape {given.shape}"
+        )
+    if not np.isfinite(given).all():
+        raise NNNormError(
+            "confidence must be finite; got NaN or infinity: leave out queries without hits"
+        )
+    quantiles = tuple(np.quantile(given, _STEPS).tolist())
+    if is_right is None:
+        return Calibration(quantiles, len(given))
+    labels = _check_labels(is_right, len(given))
+    scale = float(given.std()) if np.ptp(given) else 1.0  # of equal numbers it may be 1e-17
+    x = (given - given.mean()) / scale
+    (intercept, slope), error = _fit(x, labels)
+    if slope < _CLEAR_SLOPE * error:
+        warn(
+            f"confidence hardly separates right from wrong first hits in these {len(labels):,} "
+            "labels; check that they are in the order of the queries, or give more of them"
+        )
+    held_out = np.empty(len(x))
+    fold = np.random.default_rng(0).permutation(len(x)) % _N_FOLDS
+    for number in range(_N_FOLDS):
+        is_in = fold == number
+        (a, b), _ = _fit(x[~is_in], labels[~is_in])
+        held_out[is_in] = _sigmoid(a + b * x[is_in])
+    bins = bin_probabilities(held_out, labels)
+    curve = Curve(
+        slope=slope / scale,
+        intercept=intercept - slope * float(given.mean()) / scale,
+        n_labels=len(labels),
+        n_right=int(labels.sum()),
+        brier_score=float(((held_out - labels) ** 2).mean()),
+        calibration_error=sum(n * abs(mean - share) for mean, share, n in bins) / len(labels),
+        bins=bins,
+    )
+    return Calibration(quantiles, len(given), curve)
+
+
+def _open_confidence(given: npt.ArrayLike) -> FloatArray:
+    try:
+        return np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise NNNormError(
+            f"confidence must be numbers, such as Ranking.confidence; got {type(given).__name__}"
+        ) from None
+
+
+def _check_labels(is_right: npt.ArrayLike, n_queries: int) -> npt.NDArray[np.bool_]:
+    given = np.asarray(is_right)
+    if given.shape != (n_queries,):
+        raise NNNormError(
+            f"is_right must have one label per query, shape ({n_queries},); got {given.shape}: "
+            "leave out queries without a label on both sides"
+        )
+    if given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
+        raise NNNormError("labels must be 1 or 0, or True or False, for every query")
+    labels = given.astype(bool)
+    n_right = int(labels.sum())
+    if n_queries < _FEWEST or not _FEWEST_OF_A_KIND <= n_right <= n_queries - _FEWEST_OF_A_KIND:
+        raise NNNormError(
+            f"a calibration needs at least {_FEWEST} labels, {_FEWEST_OF_A_KIND} of them right and "
+            f"{_FEWEST_OF_A_KIND} wrong; got {n_right:,} right and {n_queries - n_right:,} wrong: "
+            "label more queries"
+        )
+    return labels
+
+
+def _fit(x: FloatArray, labels: npt.NDArray[np.bool_]) -> tuple[tuple[float, float], float]:
+    """Intercept and slope of a logistic regression by Newton steps, and the slope's error."""
+    design = np.column_stack([np.ones_like(x), x])
+    signs = np.where(labels, -1.0, 1.0)
+
+    def loss(weights: FloatArray) -> float:
+        errors = np.logaddexp(0, signs * (design @ weights)).sum()
+        return float(errors + _RIDGE / 2 * weights @ weights)
+
+    weights = np.zeros(2)
+    for _ in range(50):
+        found = _sigmoid(design @ weights)
+        hessian = (design.T * (found * (1 - found))) @ design + _RIDGE * np.eye(2)
+        step = np.linalg.solve(hessian, design.T @ (labels - found) - _RIDGE * weights)
+        while loss(weights + step) > loss(weights):  # a full step may go too far
+            step /= 2
+        weights = weights + step
+        if np.abs(step).max() < 1e-9:
+            break
+    return (float(weights[0]), float(weights[1])), float(np.linalg.inv(hessian)[1, 1] ** 0.5)
+
+
+def bin_probabilities(
+    probabilities: FloatArray, labels: npt.NDArray[np.bool_]
+) -> tuple[tuple[float, float, int], ...]:
+    """Mean probability, share of right ones and size of ten equally large groups, lowest first."""
+    parts = np.array_split(np.argsort(probabilities, kind="stable"), _N_BINS)
+    return tuple(
+        (float(probabilities[part].mean()), float(labels[part].mean()), len(part)) for part in parts
+    )
+
+
+def _sigmoid(values: FloatArray) -> FloatArray:
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-values)))

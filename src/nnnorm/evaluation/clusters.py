@@ -1,0 +1,87 @@
+"""Mixed galleries that nobody labeled: two clusters of items with very different bias.
+
+Two means of the rows, started on both sides of the first principal axis. Photos and texts by CLIP
+are two clusters whose mean bias differs by 5 to 8 standard deviations; the clusters of galleries of
+one kind differ by 1.6 at most (`benchmarks/mixed.py`).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.embeddings import Embeddings
+from nnnorm.scoring import Products, top_means
+
+_N_ITEMS = 2048
+_N_REFERENCES = 4096
+_FAR_APART = 3.0
+_FEWEST = 10
+_N_STEPS = 30
+
+
+class Clusters(NamedTuple):
+    """Which of two clusters each item is in, and how far their mean biases are apart."""
+
+    labels: npt.NDArray[np.bool_]
+    apart: float  # in standard deviations within the clusters
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many items are in each."""
+        n_first = int(self.labels.sum())
+        return len(self.labels) - n_first, n_first
+
+    @property
+    def items(self) -> tuple[int, int]:
+        """The first item of each."""
+        return int(self.labels.argmin()), int(self.labels.argmax())
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the clusters should be groups of their own."""
+        return self.apart > _FAR_APART
+
+
+def find_clusters(items: Embeddings, references: Embeddings, reference_k: int) -> Clusters:
+    """Split items in two clusters, by a sample, and compare their means of the k best scores."""
+    some = _sample(items, _N_ITEMS)
+    rows = some.rows(0, len(some))
+    side = _split(rows)
+    nothing = Clusters(np.zeros(len(items), dtype=bool), 0.0)
+    if min(side.sum(), (~side).sum()) < _FEWEST:
+        return nothing
+    first, second = rows[side].mean(axis=0), rows[~side].mean(axis=0)
+    asked = _sample(references, _N_REFERENCES)
+    means = top_means(Products(some, asked), min(reference_k, len(asked)))
+    within = np.where(side, means - means[side].mean(), means - means[~side].mean())
+    if within.std() == 0:
+        return nothing
+    apart = abs(float(means[side].mean() - means[~side].mean())) / float(within.std())
+    middle = (first @ first - second @ second) / 2
+    nearest = [block @ (first - second) > middle for _, block in items.blocks()]
+    return Clusters(np.concatenate(nearest), apart)
+
+
+def _sample(rows: Embeddings, most: int) -> Embeddings:
+    if len(rows) <= most:
+        return rows
+    chosen = np.random.default_rng(0).choice(len(rows), most, replace=False)
+    return rows.subset(np.sort(chosen))
+
+
+def _split(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    """Two means, started on both sides of the first principal axis."""
+    centered = rows - rows.mean(axis=0)
+    axis = np.asarray(np.random.default_rng(0).normal(size=rows.shape[1]), dtype=np.float32)
+    for _ in range(_N_STEPS):
+        axis = centered.T @ (centered @ axis)
+        axis /= max(float(np.linalg.norm(axis)), 1e-12)
+    side = centered @ axis > 0
+    for _ in range(_N_STEPS):
+        if side.all() or not side.any():
+            break
+        first, second = centered[side].mean(axis=0), centered[~side].mean(axis=0)
+        middle = (first @ first - second @ second) / 2
+        side = centered @ (first - second) > middle
+    return np.asarray(side)

@@ -1,0 +1,290 @@
+"""TREC's run files and qrels, and BEIR's: rankings and right items by the ids of both sides.
+
+A run has a line ``query Q0 document rank score tag`` per hit, qrels have ``query 0 document grade``
+or, as BEIR writes them, ``query<TAB>document<TAB>grade`` with a header. Documents of grade 1 and
+more are right; lower grades and unjudged documents are wrong. Grades are the gains of nDCG, as
+in trec_eval.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.embeddings import IntArray
+from nnnorm.errors import NNNormError, warn
+from nnnorm.evaluation.metrics import Truth, make_truth, open_truth
+from nnnorm.files import write_whole
+from nnnorm.ranking import Ranking
+from nnnorm.tables import check_ids, read_lines
+
+PathLike: TypeAlias = str | os.PathLike[str]
+# The grade of each judged document of each query.
+Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
+_RUN = "query Q0 document rank score tag"
+_QRELS = "query 0 document grade"
+
+
+def write_run(
+    path: PathLike, ranking: Ranking, *, query_ids: npt.ArrayLike | None = None, tag: str = "nnnorm"
+) -> None:
+    """Write a ranking as a TREC run file.
+
+    Parameters
+    ----------
+    path : str or PathLike
+    ranking : Ranking
+        Documents go by its `parents`, by its `ids`, or by their row numbers if it has neither.
+    query_ids : array of int or str, shape (n_queries,), optional
+        By default the queries are numbered from 0.
+    tag : str
+        The name of the search, in the last column.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile
+    >>> from pathlib import Path
+    >>> from nnnorm import search
+    >>> path = Path(tempfile.mkdtemp()) / "run.txt"
+    >>> write_run(path, search(np.eye(2), np.eye(2), k=1, ids=["a", "b"]), query_ids=["x", "y"])
+    >>> print(path.read_text(), end="")
+    x Q0 a 1 1 nnnorm
+    y Q0 b 1 1 nnnorm
+    """
+    known = (ranking.parents, ranking.ids, ranking.indices)
+    names = next(some for some in known if some is not None)
+    queries = _check_words(_number(query_ids, len(names), "queries"), "query ids")
+    hits = ranking.scores > -np.inf  # the others are places without an item
+    items = [
+        _check_words(row[is_hit].tolist(), "ids") for row, is_hit in zip(names, hits, strict=True)
+    ]
+    (word,) = _check_words([tag], "the tag")
+    lines = [
+        f"{query} Q0 {item} {rank} {score:.9g} {word}\n"
+        for query, row, scores, is_hit in zip(queries, items, ranking.scores, hits, strict=True)
+        for rank, (item, score) in enumerate(zip(row, scores[is_hit], strict=True), start=1)
+    ]
+    write_whole(path, lambda file: file.write("".join(lines).encode()))
+
+
+def read_run(path: PathLike, *, query_ids: npt.ArrayLike, ids: npt.ArrayLike) -> Ranking:
+    r"""Read a run file of any system, for `evaluate_ranking`.
+
+    Hits are sorted by their scores, and by document id, backwards, where scores are equal: so does
+    trec_eval, which ignores ranks too. Queries without a hit, and shorter lists, are filled with
+    index -1.
+
+    Parameters
+    ----------
+    path : str or PathLike
+    query_ids : array of int or str, shape (n_queries,)
+        The rows of the ranking; other queries of the file are left out.
+    ids : array of int or str, shape (n_gallery,)
+
+    Returns
+    -------
+    Ranking
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> path = Path(tempfile.mkdtemp()) / "run.txt"
+    >>> _ = path.write_text("x Q0 b 1 0.9 other\nx Q0 a 2 0.7 other\n")
+    >>> read_run(path, query_ids=["x"], ids=["a", "b"]).indices.tolist()
+    [[1, 0]]
+    """
+    rows, places = _places(query_ids, "queries"), _places(ids, "gallery")
+    found: dict[str, dict[str, float]] = {query: {} for query in rows}
+    for where, cells in _read_cells(path, _RUN):
+        query, item, score = cells[0], cells[2], _to_number(float, cells[4], where, "score")
+        if query not in found:
+            continue
+        if item not in places:
+            raise NNNormError(f"{where} names the document {item!r}, which isn't among the ids")
+        if item in found[query]:
+            raise NNNormError(f"{where} repeats the document {item!r} of the query {query!r}")
+        found[query][item] = score
+    depth = max(map(len, found.values()), default=0)
+    if depth == 0:
+        raise NNNormError(
+            f"{path} has no hits of these queries, such as {next(iter(rows), None)!r}; are the "
+            "query ids those of the file?"
+        )
+    indices = np.full((len(rows), depth), -1, dtype=np.int64)
+    scores = np.full((len(rows), depth), -np.inf, dtype=np.float32)
+    for row, hits in enumerate(found.values()):
+        best = sorted(hits, key=lambda item: (hits[item], item), reverse=True)
+        indices[row, : len(best)] = [places[item] for item in best]
+        scores[row, : len(best)] = [hits[item] for item in best]
+    return Ranking(scores, indices)
+
+
+def read_qrels(path: PathLike) -> dict[str, dict[str, int]]:
+    r"""Read the judgments of a qrels file, TREC's or BEIR's.
+
+    Returns
+    -------
+    dict
+        ``qrels[query][document]`` is a grade.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> path = Path(tempfile.mkdtemp()) / "test.tsv"
+    >>> _ = path.write_text("query-id\tcorpus-id\tscore\nx\ta\t2\n")
+    >>> read_qrels(path)
+    {'x': {'a': 2}}
+    """
+    found: dict[str, dict[str, int]] = {}
+    for where, cells in _read_cells(path, _QRELS):
+        query, item = cells[0], cells[-2]
+        grade = int(_to_number(int, cells[-1], where, "grade"))
+        judged = found.setdefault(query, {})
+        if item in judged:
+            raise NNNormError(
+                f"{where} judges the document {item!r} of the query {query!r} again; keep one line"
+            )
+        judged[item] = grade
+    return found
+
+
+def write_qrels(
+    path: PathLike,
+    truth: Any,
+    *,
+    query_ids: npt.ArrayLike | None = None,
+    ids: npt.ArrayLike | None = None,
+    n_queries: int | None = None,
+    n_gallery: int | None = None,
+) -> None:
+    """Write the right items of queries as a TREC qrels file.
+
+    Parameters
+    ----------
+    path : str or PathLike
+    truth : array, list or Truth
+        As `evaluate` takes it. Every right item gets its grade, or 1.
+    query_ids, ids : array of int or str, optional
+        By default queries and items are numbered from 0, and `n_queries` or `n_gallery` is needed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> path = Path(tempfile.mkdtemp()) / "qrels.txt"
+    >>> write_qrels(path, [1, 0], query_ids=["x", "y"], ids=["a", "b"])
+    >>> print(path.read_text(), end="")
+    x 0 b 1
+    y 0 a 1
+    """
+    queries = _check_words(_number(query_ids, n_queries, "queries"), "query ids")
+    items = _check_words(_number(ids, n_gallery, "gallery"), "ids")
+    right = open_truth(truth, n_queries=len(queries), n_gallery=len(items))
+    grades = np.ones_like(right.items) if right.grades is None else right.grades
+    pairs = zip(right.queries, right.items, grades, strict=True)
+    lines = [f"{queries[query]} 0 {items[item]} {grade}\n" for query, item, grade in pairs]
+    write_whole(path, lambda file: file.write("".join(lines).encode()))
+
+
+def truth_of_qrels(
+    qrels: Qrels, *, query_ids: npt.ArrayLike, ids: npt.ArrayLike
+) -> tuple[IntArray, Truth]:
+    """Return the rows of the queries that have a right item, and the truth of those queries.
+
+    A warning counts the queries and right documents that are left out.
+
+    Examples
+    --------
+    >>> qrels = {"x": {"a": 2, "b": 0}, "y": {"b": 1}}
+    >>> rows, truth = truth_of_qrels(qrels, query_ids=["y", "x"], ids=["a", "b"])
+    >>> rows.tolist(), truth.items.tolist(), truth.grades.tolist()
+    ([0, 1], [1, 0], [1, 2])
+    """
+    places, row_of = _places(ids, "gallery"), _places(query_ids, "queries")
+    right = {
+        query: {item: grade for item, grade in judged.items() if grade > 0}
+        for query, judged in qrels.items()
+    }
+    pairs = [
+        (row, places[item], grade)
+        for query, row in row_of.items()
+        for item, grade in right.get(query, {}).items()
+        if item in places
+    ]
+    if not pairs:
+        raise NNNormError(
+            "the qrels name no right document of these queries and items; got queries such as "
+            f"{next(iter(row_of))!r} and items such as {next(iter(places))!r}, in the qrels "
+            f"{next(iter(right), None)!r} and "
+            f"{next((item for some in right.values() for item in some), None)!r}: check the ids"
+        )
+    queries, items, grades = np.array(pairs, dtype=np.int64).T
+    rows, queries = np.unique(queries, return_inverse=True)
+    if (n_idle := len(row_of) - len(rows)) > 0:
+        warn(f"{n_idle:,} of {len(row_of):,} queries have no right item in the qrels; left out")
+    if n_absent := sum(query not in row_of for query, some in right.items() if some):
+        warn(f"{n_absent:,} queries of the qrels aren't among the queries; left out")
+    known = (some for query, some in right.items() if query in row_of)
+    if n_missing := sum(item not in places for some in known for item in some):
+        warn(
+            f"{n_missing:,} right documents of the qrels aren't in the gallery; left out, where "
+            "other tools count them as not found"
+        )
+    truth = make_truth(queries.ravel(), items, len(rows), len(places), grades)
+    return rows, truth
+
+
+def _read_cells(path: PathLike, expected: str) -> Iterator[tuple[str, list[str]]]:
+    """The cells of each line; BEIR's qrels have tabs and a header, all others spaces."""
+    lines = read_lines(path)
+    is_beir = expected == _QRELS and lines[0].count("\t") == 2
+    n_cells = 3 if is_beir else len(expected.split())
+    first = lines[0].split("\t")[-1].strip().lstrip("-").replace(".", "")
+    skipped = 1 if is_beir and not first.isdigit() else 0
+    for number, line in enumerate(lines[skipped:], start=1 + skipped):
+        cells = [cell.strip() for cell in line.split("\t")] if is_beir else line.split()
+        if len(cells) != n_cells:
+            shown = "query, document and grade between tabs" if is_beir else expected
+            raise NNNormError(
+                f"{path}: line {number} has {len(cells)} cells; expected {n_cells}: {shown}"
+            )
+        yield f"{path}: line {number}", cells
+
+
+def _to_number(kind: Any, text: str, where: str, name: str) -> float:
+    try:
+        number = kind(text)
+    except ValueError:
+        number = np.nan
+    if not abs(number) < 1e18:  # NaN, infinity, or too large for int64
+        what = "whole number" if kind is int else "number"
+        raise NNNormError(f"{where} has the {name} {text!r}; expected a {what}")
+    return float(number)
+
+
+def _number(ids: npt.ArrayLike | None, n_rows: int | None, name: str) -> list[Any]:
+    if ids is None and n_rows is None:
+        raise NNNormError(f"{name} need ids, or their number")
+    n_rows = len(np.asarray(ids)) if n_rows is None else n_rows
+    checked: list[Any] = check_ids(
+        range(n_rows) if ids is None else ids, n_rows, name=name
+    ).tolist()
+    return checked
+
+
+def _places(ids: npt.ArrayLike, name: str) -> dict[str, int]:
+    return {str(own): place for place, own in enumerate(_number(ids, None, name))}
+
+
+def _check_words(ids: Sequence[Any], name: str) -> list[str]:
+    """Ids as text; one with a space would be two columns."""
+    words = [str(own) for own in ids]
+    if broken := [word for word in words if word.split() != [word]]:
+        raise NNNormError(
+            f"{name} of a TREC file can't hold spaces or be empty; got {broken[0]!r}: rename them"
+        )
+    return words
