@@ -106,7 +106,7 @@ def fill(name, folder):
     rows = rng.normal(size=(40_000, corrector.dim)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     try:
-        with nnnorm.build_index(url, rows[:100], corrector, mode=case.mode) as index:
+        with nnnorm.build_index(url, rows[:100], corrector) as index:
             ids = np.arange(100, len(rows))
             index.add(rows[100:], ids=ids, metadata=[{"title": f"photo {n}"} for n in ids])
     finally:

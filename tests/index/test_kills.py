@@ -49,7 +49,7 @@ def operate(case, folder, operation):
         return
     if operation == "copy":
         source = f"faiss:{folder}/source"
-        copy_index(source, case.at(folder), world().correctors[0], mode=case.mode).close()
+        copy_index(source, case.at(folder), world().correctors[0]).close()
         return
     with open_index(case.at(folder)) as index:
         if index.config.corrector == world().correctors[0].fingerprint:
