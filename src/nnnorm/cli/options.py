@@ -107,7 +107,6 @@ LINES = {
         "Any other setting of Python; repeatable.", "NAME=VALUE", flags=("--set",)
     ),
     "select": _setting("one-standard-error, or max.", "RULE"),
-    "mode": _setting("Extra dimensions, or a bias column (SQL).", "augmented|column"),
     "only": _setting("Filter in the engine's own syntax.", flags=("--filter",)),
     "replace": _setting("Replace items whose ids are in the index."),
     "ignore_missing": _setting("Skip ids that the index doesn't have."),
