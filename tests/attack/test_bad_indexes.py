@@ -55,7 +55,7 @@ def test_the_ends_of_every_range_build_an_index(engine, small):
             assert index.search(small[0][:2], k=3).ids.shape == (2, 3)
 
 
-@pytest.mark.parametrize("factory", ["IVF5000,Flat", "nonsense", "PQ7", ""])
+@pytest.mark.parametrize("factory", ["IVF5000,Flat", "nonsense", "PQ7,RFlat", "PQ7", ""])
 def test_a_factory_that_faiss_cant_make_gets_one_sentence(factory, small):
     with pytest.raises(NNNormError, match=r"factory") as caught:
         build_index(f"faiss:?factory={factory}", *small)

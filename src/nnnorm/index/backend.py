@@ -109,7 +109,6 @@ class Layout:
     """What a new version will hold."""
 
     width: int
-    mode: Mode
     string_ids: bool
     columns: Mapping[str, Kind]
     n_items: int
@@ -165,7 +164,7 @@ class Backend(ABC):
     engine: ClassVar[str]  # in messages
     options_type: ClassVar[type[Options]] = Options
     created_by: ClassVar[tuple[str, ...]] = ()  # the options that only a new index takes
-    modes: ClassVar[tuple[Mode, ...]] = ("augmented",)  # the first one is the default
+    mode: Mode = "augmented"
     metric: Metric = "ip"  # of the scores that `search` returns
     filters: ClassVar[str] = ""  # what a filter is, for messages; empty if there is none
     is_exact: bool = False  # whether a search compares every item

@@ -9,7 +9,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +26,6 @@ from nnnorm.index.backend import (
     Kind,
     Layout,
     Metadata,
-    Mode,
     Options,
     chunks,
 )
@@ -46,7 +45,6 @@ class TableOptions(Options):
 class SqlBackend(ClientBackend):
     """An index in the tables of a database, through one connection that threads share."""
 
-    modes: ClassVar[tuple[Mode, ...]] = ("augmented", "column")
     filters = 'a condition in SQL, such as "year > 1999"'
     is_exact = True
     mark: ClassVar[str] = "?"  # of a parameter
@@ -56,7 +54,7 @@ class SqlBackend(ClientBackend):
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         super().__init__(place, **options)
-        self._layouts: dict[str, Layout] = {}
+        self._columns_of: dict[str, Mapping[str, Kind]] = {}
 
     # --- what an engine adds ---
 
@@ -94,9 +92,9 @@ class SqlBackend(ClientBackend):
         """Return the expression that reads a vector."""
         return column
 
-    def _decode(self, vectors: Sequence[Any], width: int) -> FloatArray:
+    def _decode(self, vectors: Sequence[Any]) -> FloatArray:
         """Make an array of vectors that were read."""
-        return np.array(vectors, dtype=np.float32).reshape(len(vectors), width)
+        return np.array(vectors, dtype=np.float32)
 
     # --- statements ---
 
@@ -155,7 +153,7 @@ class SqlBackend(ClientBackend):
             self._create_table(version, listed, layout)
             values = self.options.table, version
             self.run("INSERT INTO nnnorm_indexes VALUES (?, ?, NULL, 0)", *values)
-        self._layouts[version] = replace(layout, sample=layout.sample[:0])
+        self._columns_of[version] = layout.columns
 
     def _create_table(self, version: str, columns: list[str], layout: Layout) -> None:
         self.run(f"CREATE TABLE {self._table(version)} ({', '.join(columns)})")
@@ -169,16 +167,13 @@ class SqlBackend(ClientBackend):
         stored: dict[str, Any] | None = json.loads(found[0] or "null") if found else None
         return stored
 
-    def _layout(self, version: str) -> Layout:
-        if version not in self._layouts:
+    def _columns(self, version: str) -> Mapping[str, Kind]:
+        if version not in self._columns_of:
             config = self.read_config(version)
             if config is None:
                 raise self.missing()
-            width = config["dim"] + 2 * (config["mode"] == "augmented")
-            nothing = np.empty((0, width), dtype=np.float32)
-            about = config["mode"], config["string_ids"], config["columns"]
-            self._layouts[version] = Layout(width, *about, 0, nothing)
-        return self._layouts[version]
+            self._columns_of[version] = config["columns"]
+        return self._columns_of[version]
 
     def swap(self, version: str) -> None:
         with self.transaction():
@@ -209,7 +204,7 @@ class SqlBackend(ClientBackend):
     # --- items ---
 
     def add(self, version: str, items: Items) -> None:
-        columns = self._layout(version).columns
+        columns = self._columns(version)
         bias = [None] * len(items) if items.bias is None else items.bias.tolist()
         rows = (
             [own, vector, value, *split_columns(entry, columns)]
@@ -225,7 +220,7 @@ class SqlBackend(ClientBackend):
             self._among(f"DELETE FROM {self._table(version)} WHERE id", ids)
 
     def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
-        columns = self._layout(version).columns
+        columns = self._columns(version)
         listed = ", ".join(map(quote_name, ["id", *columns, "metadata"]))
         rows = self._among(f"SELECT {listed} FROM {self._table(version)} WHERE id", ids)
         return {own: join_columns(columns, values) for own, *values in rows}
@@ -249,13 +244,13 @@ class SqlBackend(ClientBackend):
             yield from self._scan_table()
             return
         last: list[Any] = []
-        columns, width = self._layout(version).columns, self._layout(version).width
+        columns = self._columns(version)
         listed = ", ".join(map(quote_name, ["bias", *columns, "metadata"]))
         while rows := self._scan_after(version, listed, last):
             ids, vectors, bias, *known = zip(*rows, strict=True)
             entries = [join_columns(columns, values) for values in zip(*known, strict=True)]
             values = None if bias[0] is None else np.array(bias, dtype=np.float32)
-            yield Items.read(ids, self._decode(vectors, width), entries, values)
+            yield Items.read(ids, self._decode(vectors), entries, values)
             last = [ids[-1]]
 
     def _scan_after(self, version: str, listed: str, last: list[Any]) -> list[tuple[Any, ...]]:
@@ -286,8 +281,7 @@ class SqlBackend(ClientBackend):
             entries = [
                 dict(zip(others, values, strict=True)) for values in zip(*known, strict=True)
             ]
-            width = len(vectors[0]) // (4 if isinstance(vectors[0], bytes) else 1)
-            yield Items.read(ids, self._decode(vectors, width), entries or [{}] * len(ids))
+            yield Items.read(ids, self._decode(vectors), entries or [{}] * len(ids))
 
 
 def quote_name(name: str) -> str:

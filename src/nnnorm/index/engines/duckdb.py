@@ -20,7 +20,7 @@ class DuckdbBackend(SqlBackend):
     """An index in a DuckDB file."""
 
     engine, options_type = "duckdb", TableOptions
-    modes = ("column", "augmented")
+    mode = "column"
     types: ClassVar[dict[Kind, str]] = {
         "integer": "BIGINT",
         "float": "DOUBLE",
