@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
@@ -44,6 +44,7 @@ def blocks(monkeypatch):
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(
     n_strip=st.integers(1, 30),
     n_block=st.integers(1, 70),

@@ -174,7 +174,8 @@ def check_state(case, folder, operation, is_repeated):
 @parametrize(ENGINES)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_kill_leaves_the_previous_version_or_the_new_one(case, operation, tmp_path):
-    for name in ("first", "whole"):  # the first index of a database creates its list of versions
+    # The first index on a server creates its list of versions; files are new in every folder.
+    for name in ("first", "whole") if "{postgres}" in case.url else ("whole",):
         (tmp_path / name).mkdir()
         prepare(case, tmp_path / name, operation)
         lines = run_child(case, tmp_path / name, operation)
