@@ -150,11 +150,3 @@ class PgvectorBackend(SqlBackend):
         )
         near = {name for _, name, is_near in rows if is_near}
         return near | {f"{space}.{name}" for space, name, _ in rows}
-
-    def _column_names(self, table: str) -> list[str]:
-        rows = self.run(
-            "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(?) AND attnum > 0 "
-            "AND NOT attisdropped ORDER BY attnum",
-            quote_name(table),
-        )
-        return [row[0] for row in rows]
