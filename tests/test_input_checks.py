@@ -161,6 +161,7 @@ def test_a_few_past_queries_are_not_taken_for_items(sides, n_references):
     assert not said(lambda: nnnorm.NNN(4, 0.5).fit(items[:300], bank))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the references seem to cover only a part")
 @pytest.mark.parametrize("n_references", [16, 200])
 def test_queries_make_it_certain(sides, n_references):

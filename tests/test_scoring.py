@@ -5,7 +5,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
@@ -45,6 +45,7 @@ def blocks(monkeypatch):
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(
     n_strip=st.integers(1, 30),
     n_block=st.integers(1, 70),

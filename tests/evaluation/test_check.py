@@ -148,6 +148,7 @@ def test_the_gallery_as_its_own_bank_is_refused_as_in_a_fit(hubs):
     assert "allow_gallery_rows=True" in found.next[0]
 
 
+@pytest.mark.slow
 def test_a_bank_of_another_source_is_a_reason_not_to_trust_it(hubs):
     other = made._unit(hubs.references + hubs.references[3])
     found = check(hubs.gallery, other, **hubs.known)
