@@ -291,3 +291,10 @@ def test_without_pyarrow_everything_else_still_opens(path, monkeypatch):
     assert refusal(path) == "there is no such file; check the path"
     np.save(path.with_suffix(".npy"), VALUES)
     np.testing.assert_array_equal(open_embeddings(path.with_suffix(".npy")), VALUES)
+
+
+def test_an_id_that_numpy_would_cut_is_rejected(tmp_path):
+    table = pa.table({"id": ["a", "b\0"], "embedding": VALUES[:2].tolist()})
+    pq.write_table(table, tmp_path / "items.parquet")
+    with pytest.raises(NNNormError, match="has an id that ends with a NUL character"):
+        open_embeddings(tmp_path / "items.parquet")
