@@ -68,7 +68,7 @@ ENGINES = {
     "faiss-flat": Engine("faiss:{folder}/{name}", "faiss-cpu", 100, 10, n_builds=5),
     "faiss-ivf": Engine("faiss:{folder}/{name}?factory=IVF1264,Flat", "faiss-cpu", n_builds=3),
     "faiss-hnsw": Engine("faiss:{folder}/{name}?factory=HNSW32", "faiss-cpu", n_builds=5),
-    "faiss-sq": Engine("faiss:{folder}/{name}?factory=SQ8", "faiss-cpu", 100, 10, n_builds=5),
+    "faiss-sq": Engine("faiss:{folder}/{name}?factory=SQ8,RFlat", "faiss-cpu", 100, 10, n_builds=5),
     "hnswlib": Engine("hnswlib:{folder}/{name}?threads={threads}", "chroma-hnswlib", n_builds=5),
     "usearch": Engine("usearch:{folder}/{name}?threads={threads}", "usearch", n_builds=5),
     "duckdb": Engine("duckdb:{folder}/{name}.duckdb", "duckdb", 40, 10),
@@ -118,7 +118,7 @@ def unit(rows: Floats) -> Floats:
 def fill_plain(backend: Backend, items: Items) -> None:
     """Store the gallery as it is, as a team has it before any correction."""
     width = items.vectors.shape[1]
-    backend.create("v1_000000", Layout(width, "augmented", False, {}, len(items), items.vectors))
+    backend.create("v1_000000", Layout(width, False, {}, len(items), items.vectors))
     for part in chunks(items, 4096):
         backend.add("v1_000000", part)
     # The width of an index is that of its items and two more.

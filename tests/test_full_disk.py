@@ -58,13 +58,18 @@ def test_an_engine_says_so_even_if_its_library_does_not(case, error, tmp_path, m
 
 @pytest.mark.slow
 def test_a_saved_file_and_an_export_are_whole_or_not_there(tmp_path, full_disk, small):
-    export, path = tmp_path / "export", tmp_path / "bias.safetensors"
+    folder, given = tmp_path / "disk", []
+    for name in ("gallery", "queries", "references"):
+        np.save(tmp_path / f"{name}.npy", getattr(small, name))
+        given += [f"--{name}", tmp_path / f"{name}.npy"]
+    folder.mkdir()
+    export, path = folder / "export", folder / "bias.safetensors"
     bias = nnnorm.NNN().fit(small.gallery, small.references)
     full_disk()
     with pytest.raises(nnnorm.NNNormError, match="the disk is full; nothing was changed"):
         bias.save(path)
-    assert_fails(run("explore", "--export", export), "the disk is full")
-    assert list(tmp_path.iterdir()) == []
+    assert_fails(run("explore", *given, "--export", export), "the disk is full")
+    assert list(folder.iterdir()) == []
 
 
 def test_a_mapped_file_is_allocated_before_it_is_written_to(tmp_path, monkeypatch):
@@ -101,7 +106,7 @@ def fill(name, folder):
     rows = rng.normal(size=(40_000, corrector.dim)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     try:
-        with nnnorm.build_index(url, rows[:100], corrector, mode=case.mode) as index:
+        with nnnorm.build_index(url, rows[:100], corrector) as index:
             ids = np.arange(100, len(rows))
             index.add(rows[100:], ids=ids, metadata=[{"title": f"photo {n}"} for n in ids])
     finally:

@@ -313,6 +313,7 @@ def test_check_detects_two_groups_and_shows_what_labels_would_gain(mixed):
     assert given.automatic.params["groups"].keys() == {"photo", "text"}
 
 
+@pytest.mark.slow
 def test_check_finds_no_groups_in_a_gallery_of_one_kind(mixed):
     shapes = load_shapes()
     assert check(shapes.gallery, shapes.references, queries=shapes.queries).mixed is None

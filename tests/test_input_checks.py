@@ -7,7 +7,7 @@ import pytest
 
 import nnnorm
 from nnnorm import Corrector, NNNormError, NNNormWarning, open_embeddings
-from nnnorm.evaluation import Task, ablate, diagnose
+from nnnorm.evaluation import Task, diagnose
 from nnnorm.input_checks import (
     MISMATCH_Z,
     check_inputs,
@@ -88,8 +88,6 @@ def test_studies_warn_of_gallery_rows(gallery, rng):
         nnnorm.tune(gallery, gallery, **asked)
     with pytest.warns(NNNormWarning, match=words):
         nnnorm.compare(gallery, gallery, **asked, validation=task, methods=["csls"])
-    with pytest.warns(NNNormWarning, match=words):
-        ablate(gallery, gallery, **asked, validation=task, shares=[1.0])
     with pytest.raises(NNNormError, match="sampled references are rows of gallery"):
         diagnose(queries, gallery, references=gallery, normalize=True)
 
@@ -163,6 +161,7 @@ def test_a_few_past_queries_are_not_taken_for_items(sides, n_references):
     assert not said(lambda: nnnorm.NNN(4, 0.5).fit(items[:300], bank))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the references seem to cover only a part")
 @pytest.mark.parametrize("n_references", [16, 200])
 def test_queries_make_it_certain(sides, n_references):
@@ -303,7 +302,7 @@ def problem(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tune", "compare", "ablate", "diagnose"])
+@pytest.mark.parametrize("name", ["tune", "compare", "diagnose"])
 def test_mismatched_past_queries_are_warned_of_and_own_ones_are_not(problem, name):
     gallery, queries, truth, own, other = problem
     held = Task(queries[80:], gallery, truth[80:])
@@ -313,7 +312,6 @@ def test_mismatched_past_queries_are_warned_of_and_own_ones_are_not(problem, nam
         "compare": lambda bank: nnnorm.compare(
             gallery, bank, validation=held, methods=["csls"], **some
         ),
-        "ablate": lambda bank: ablate(gallery, bank, validation=held, shares=[1.0], **some),
         "diagnose": lambda bank: diagnose(queries, gallery, references=bank, normalize=True),
     }[name]
     with warnings.catch_warnings():

@@ -18,7 +18,7 @@ from nnnorm.cli.options import GROUPS
 TOPICS = {
     "Correct": "Corrector Bank Bias Popularity NNN CSLS DN InvertedSoftmax DualSoftmax Sinkhorn",
     "Search": "search Ranking calibrate score_matrix open_embeddings Embeddings",
-    "Measure": "check diagnose evaluate tune compare ablate audit scan Task",
+    "Measure": "check diagnose evaluate tune compare audit scan Task",
     "Serve": "build_index open_index copy_index verify_index rerank "
     "augment_gallery augment_queries",
 }

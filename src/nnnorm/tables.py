@@ -335,6 +335,9 @@ def _read_embedding(where: str, cell: Any, column: str) -> FloatArray:
 
 def read_times(values: Any, name: str, start: int = 0) -> DoubleArray:
     """Seconds since 1970 of dates, or of numbers that are such seconds."""
+    dates = values if isinstance(values, np.ndarray) and values.dtype.kind == "M" else None
+    if dates is not None and dates.ndim == 1 and not np.isnat(dates).any():
+        return np.asarray(dates.astype("datetime64[us]").astype(np.int64) / 1e6)
     expected = f"{name} must be dates such as 2026-05-01T12:00:00, or seconds since 1970"
     return _read_numbers(values, _read_seconds, expected, start)
 

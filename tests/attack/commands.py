@@ -147,9 +147,8 @@ MORE = {
                 "past.txt --images pictures --metadata items.csv --export out"],
     "audit": [f"{_TASK} --groups groups.jsonl:group -k 3 --json"],
     "dataset": ["karpathy dataset_small.json --images pictures -o out --json",
-                "coco captions_val2017.json --images pictures --decode -o out --json",
-                "table pairs.csv --images pictures --skip-broken -o out --json",
-                "clip-retrieval clip -o out --json"],
+                "coco captions_val2017.json --images pictures -o out --json",
+                "table pairs.csv --images pictures --skip-broken -o out --json"],
 }  # fmt: skip
 # Commands that only have the lines above, since no single file makes a line.
 _ONLY_MORE = ("demo", "encode", "scan", "explore", "dataset")

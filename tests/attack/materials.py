@@ -105,10 +105,8 @@ def make_tables(root):
 
 
 def make_data_sets(root):
-    """Pictures, sounds, the files of published data sets, and clip-retrieval's folder."""
-    import pyarrow
+    """Pictures, sounds, and the files of published data sets."""
     from PIL import Image
-    from pyarrow import parquet
 
     pixels = np.random.default_rng(17).integers(0, 255, size=(4, 12, 10, 3)).astype(np.uint8)
     (root / "pictures").mkdir()
@@ -141,20 +139,6 @@ def make_data_sets(root):
     (root / "captions_val2017.json").write_text(json.dumps(coco))
     rows = [f"{name},a picture of {n},{split[n]}" for n, name in enumerate(images)]
     (root / "pairs.csv").write_text("\n".join(["image,caption,split", *rows]) + "\n")
-    folder = root / "clip"
-    for part in ("img_emb", "text_emb", "metadata"):
-        (folder / part).mkdir(parents=True)
-    rng = np.random.default_rng(18)
-    for number in range(2):
-        for part in ("img_emb", "text_emb"):
-            np.save(folder / part / f"{part}_{number}.npy", _unit(rng, 4).astype(np.float16))
-        table = pyarrow.table(
-            {
-                "image_path": [f"{number}-{n}.jpg" for n in range(4)],
-                "caption": [f"caption {number} {n}" for n in range(4)],
-            }
-        )
-        parquet.write_table(table, folder / f"metadata/metadata_{number}.parquet")
 
 
 def make_records(root):

@@ -51,6 +51,7 @@ def printed_commands(text):
     return [shlex.split(line)[1:] for line in lines if line.startswith("  nnnorm ")]
 
 
+@pytest.mark.slow
 def test_check_says_words_first_then_figures_then_commands_that_run(shapes):
     text = run("check", *FILES, *BANK, *TRUTH, "--explain").stdout
     words = " ".join(text.split())
@@ -77,6 +78,7 @@ def test_the_gain_of_check_is_that_of_the_commands_it_prints(shapes):
     assert after["gain"] == found["automatic"]["gain"]
 
 
+@pytest.mark.slow
 def test_a_tuned_setting_is_not_evaluated_on_the_queries_that_chose_it(problem):
     np.save("references.npy", problem["references"][:24])
     found = json.loads(run("check", *FILES, *BANK, *TRUTH, "--json").stdout)

@@ -193,10 +193,11 @@ def test_the_wheel_contains_the_data(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_rebuild_from_nothing_is_as_good_as_what_ships(shapes, tmp_path):
+def test_a_small_rebuild_from_nothing_learns_and_is_stored_like_what_ships(shapes, tmp_path):
     pytest.importorskip("torch")
     build = ROOT / "examples" / "shapes" / "build.py"
     command = [sys.executable, str(build), "-o", "rebuilt.npz", "--threads", "1"]
+    command += ["--train", "5000", "--resolution", "24"]
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
     with np.load(STORED) as shipped, np.load(tmp_path / "rebuilt.npz") as built:
         assert set(built.files) == set(shipped.files)
@@ -204,6 +205,5 @@ def test_the_rebuild_from_nothing_is_as_good_as_what_ships(shapes, tmp_path):
             assert (built[name].dtype, built[name].shape) == (
                 (shipped[name].dtype, shipped[name].shape)
             )
-        again = evaluate(built["queries"], built["gallery"], truth=shapes.truth).recall(1)
-    shown = evaluate(shapes.queries, shapes.gallery, truth=shapes.truth).recall(1)
-    assert again > shown - 0.015
+        again = evaluate(built["queries"], built["gallery"], truth=shapes.truth).recall(10)
+    assert again > 0.08  # 0.01 by chance; a whole rebuild has 0.65

@@ -110,7 +110,7 @@ def test_what_is_absent_empty_or_no_picture_is_listed_with_the_reason(folder):
 def test_a_picture_cut_short_is_found_by_decoding(folder):
     files = names(folder, "good0.png", "short.png")
     assert check_inputs(files) == []
-    (problem,) = check_inputs(files, decode=True, skip=True)
+    (problem,) = check_inputs(files, skip=True)
     assert problem.row == 1
     assert "short.png can't be read (" in problem.reason
 

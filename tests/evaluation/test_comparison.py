@@ -3,7 +3,7 @@ import pytest
 
 from nnnorm import NNNormError
 from nnnorm.errors import NNNormWarning
-from nnnorm.evaluation.comparison import Task, ablate, compare
+from nnnorm.evaluation.comparison import Task, compare
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
 from nnnorm.evaluation.metrics import evaluate
 from nnnorm.evaluation.results import binomial_half_width, interval_of_difference, split_folds
@@ -52,17 +52,12 @@ def gallery_bank():
 @pytest.fixture(scope="module")
 def compared(task, validation, bank, gallery_bank):
     options = {"gallery_references": gallery_bank, "methods": list(GRIDS), "grids": GRIDS}
-    return run(compare, task, validation, bank, **options, seed=3)
+    return run(task, validation, bank, **options, seed=3)
 
 
-@pytest.fixture(scope="module")
-def ablated(task, validation, bank):
-    return run(ablate, task, validation, {"own": bank, "far": bank[::-1] * 0.5}, seed=3)
-
-
-def run(study, test, validation, banks, **options):
+def run(test, validation, bank, **options):
     known = {"queries": test.queries, "truth": test.truth, "validation": validation}
-    return study(test.gallery, banks, **known, **options)
+    return compare(test.gallery, bank, **known, **options)
 
 
 def check_result(result, task, bias, seed):
@@ -112,10 +107,10 @@ def test_no_correction_comes_first_and_has_no_gain(compared, task):
 
 
 def test_the_test_queries_have_no_say_in_the_choice(task, validation, bank):
-    one = run(compare, task, validation, bank, methods=["nnn", "is"])
+    one = run(task, validation, bank, methods=["nnn", "is"])
     turned = task._replace(queries=-task.queries)
     with pytest.warns(NNNormWarning, match="references do not look like the queries"):
-        other = run(compare, turned, validation, bank, methods=["nnn", "is"])
+        other = run(turned, validation, bank, methods=["nnn", "is"])
     assert [r.params for r in one.results] == [r.params for r in other.results]
     assert one.results[1].recall_at_1 != other.results[1].recall_at_1
 
@@ -123,46 +118,18 @@ def test_the_test_queries_have_no_say_in_the_choice(task, validation, bank):
 @pytest.mark.filterwarnings("ignore:.* sampled references are rows of gallery")
 def test_where_every_correction_does_harm_a_method_stands_for_no_correction():
     task = Task(np.eye(60), np.eye(60), np.arange(60))
-    none, csls = run(compare, task, task, 1000 * np.eye(60)[:30], methods=["csls"]).results
+    none, csls = run(task, task, 1000 * np.eye(60)[:30], methods=["csls"]).results
     assert (csls.method, csls.params) == ("csls", {})
     assert csls.recall_at_1 == none.recall_at_1 == 1
     assert csls.gain.includes_zero
 
 
-# --- banks side by side --------------------------------------------------------------------------
-
-
-def test_rows_are_every_bank_at_every_share(ablated, bank):
-    shares = (1.0, 0.5, 0.2, 0.1)
-    assert [(row.bank, row.share) for row in ablated.rows] == [
-        (name, share) for name in ("own", "far") for share in shares
-    ]
-    assert [row.n_references for row in ablated.rows[:4]] == [200, 100, 40, 20]
-    assert ablated.uncorrected.method == "none"
-    assert (ablated.n_queries, ablated.n_gallery, ablated.n_validation) == (200, 40, 250)
-
-
-def test_banks_may_be_files(tmp_path, task, validation, bank):
+def test_a_bank_may_be_a_file(tmp_path, task, validation, bank):
     np.save(tmp_path / "bank.npy", bank)
     from_file, from_memory = (
-        run(ablate, task, validation, {"own": source}, shares=(0.5,))
-        for source in (tmp_path / "bank.npy", bank)
+        run(task, validation, source, methods=["csls"]) for source in (tmp_path / "bank.npy", bank)
     )
     assert from_file == from_memory
-
-
-# --- bad input -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shares", [(), (0.0,), (0.5, 1.5), (-1,), (float("nan"),)])
-def test_shares_out_of_range_are_refused(task, validation, bank, shares):
-    with pytest.raises(NNNormError, match=r"shares must be above 0 and at most 1; got \("):
-        run(ablate, task, validation, {"own": bank}, shares=shares)
-
-
-def test_ablating_needs_a_bank(task, validation):
-    with pytest.raises(NNNormError, match="references names no bank; pass at least one"):
-        run(ablate, task, validation, {})
 
 
 @pytest.mark.slow
@@ -180,13 +147,15 @@ def test_without_validation_each_fold_has_the_setting_that_the_others_choose(tas
     about = {"queries": task.queries, "truth": task.truth, "seed": 4, "select": select}
     compared = compare(task.gallery, bank, **about, methods=["nnn"])
     tuned = tune(task.gallery, bank, **about)
-    (ablated,) = ablate(task.gallery, bank, **about, shares=[1.0]).rows
     assert compared.n_validation == 0
     assert compared.n_queries == 200
-    for gain in (compared.results[1].gain, ablated.tuned.gain, tuned.cross_fitted):
+    for gain in (compared.results[1].gain, tuned.cross_fitted):
         assert gain.mean == pytest.approx(gained.mean())
         assert gain == tuned.cross_fitted
-    assert compared.results[1].params == ablated.tuned.params == dict(tuned.best.params)
+    assert compared.results[1].params == dict(tuned.best.params)
+
+
+# --- bad input -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -199,4 +168,4 @@ def test_without_validation_each_fold_has_the_setting_that_the_others_choose(tas
 )
 def test_bad_input_is_refused_in_one_sentence(task, validation, bank, options, words):
     with pytest.raises(NNNormError, match=words):
-        run(compare, task, validation, bank, **options)
+        run(task, validation, bank, **options)

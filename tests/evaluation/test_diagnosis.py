@@ -127,6 +127,7 @@ def test_references_stand_for_the_automatic_bias(hubs):
         diagnose(queries, gallery, NNN().fit(gallery, references), references=references)
 
 
+@pytest.mark.slow
 def test_drift_and_diagnose_count_the_same_hubs_also_with_fewer_queries_than_items():
     shapes = nnnorm.load_shapes()
     corrector = nnnorm.Corrector.fit(shapes.gallery, shapes.references[::10])

@@ -75,6 +75,7 @@ def test_a_clean_gallery_has_nothing_to_remove(clean):
     assert len(clean.kept) == 1000
 
 
+@pytest.mark.slow
 def test_verdicts_follow_suspicion_within_the_budget(shapes, bank, hub):
     gallery = add(shapes.gallery, hub)
     found = nnnorm.scan(gallery, bank, budget="100%")
@@ -88,6 +89,7 @@ def test_verdicts_follow_suspicion_within_the_budget(shapes, bank, hub):
     assert [outlier.item for outlier in one.outliers] == [1000]
 
 
+@pytest.mark.slow
 def test_near_copies_of_a_hub_do_not_hide_each_other(shapes, bank, hub):
     rng = np.random.default_rng(0)
     copies = unit(hub + 0.01 * rng.normal(size=(30, 64)))
@@ -137,6 +139,7 @@ def test_a_corrector_takes_the_place_of_the_references(shapes, corrector, hub):
 # --- broken rows ---
 
 
+@pytest.mark.slow
 def test_broken_rows_are_reported_and_the_others_judged(shapes, bank, hub):
     rows = shapes.gallery.copy()
     rows[3], rows[5, 2], rows[8], rows[9] = 0, np.nan, 0.125, 3 * rows[9]
@@ -178,6 +181,7 @@ def test_a_corrector_admits_honest_items_and_no_planted_ones(shapes, corrector, 
     assert found.budget is None
 
 
+@pytest.mark.slow
 def test_admission_judges_each_item_by_itself(shapes, corrector, hub):
     alone = screen(corrector, hub[None])
     among = screen(corrector, add(shapes.gallery[800:], hub, hub, hub))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnnorm import NNNormWarning, compare, open_embeddings, tune
-from nnnorm.evaluation import Task, ablate, diagnose
+from nnnorm.evaluation import Task, diagnose
 from nnnorm.evaluation.metrics import count_overlap, open_truth
 from nnnorm.evaluation.results import split_folds
 
@@ -56,7 +56,7 @@ def _with_overlap():
     return gallery, references, {"queries": queries, "truth": np.arange(40) % 20}
 
 
-@pytest.mark.parametrize("study", [tune, compare, ablate])
+@pytest.mark.parametrize("study", [tune, compare])
 def test_references_among_the_queries_are_warned_of_in_python(study):
     gallery, references, asked = _with_overlap()
     with pytest.warns(NNNormWarning, match="3 of the 40 rows of .* are among the queries") as said:
@@ -71,10 +71,9 @@ def test_a_diagnosis_warns_of_references_among_the_queries():
     assert [w.filename for w in said if "are among" in str(w.message)] == [__file__]
 
 
-@pytest.mark.parametrize("study", [compare, ablate])
-def test_references_among_the_validation_queries_are_warned_of(study):
+def test_references_among_the_validation_queries_are_warned_of():
     gallery, references, asked = _with_overlap()
     held = Task(asked["queries"], gallery, asked["truth"])
     test = {"queries": -asked["queries"], "truth": asked["truth"]}
     with pytest.warns(NNNormWarning, match="3 of the 40 rows .* the validation queries"):
-        study(gallery, references, **test, validation=held)
+        compare(gallery, references, **test, validation=held)

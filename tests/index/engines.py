@@ -28,7 +28,6 @@ class Case:
 
     name: str
     url: str  # {folder} is that of the test, {memory} one in memory, {name} the collection
-    mode: str = "augmented"
     recall: float = 1.0
     slow: bool = True  # left out of `make test-fast`
     filter: object = "row < 20"  # the items 0 to 19, in the engine's language
@@ -64,8 +63,15 @@ CASES = [
         "faiss:{folder}/{name}?factory=IVF8,Flat&probes=8",
         filter=list(map(str, range(20))),
     ),
-    Case("faiss sq", "faiss:{folder}/{name}?factory=SQ8", recall=0.99, filter='{"early": true}'),
-    Case("faiss pq", "faiss:{folder}/{name}?factory=PQ15x4np", recall=0.6, filter={"early": True}),
+    Case(
+        "faiss sq", "faiss:{folder}/{name}?factory=SQ8,RFlat", recall=0.99, filter='{"early": true}'
+    ),
+    Case(
+        "faiss pq",
+        "faiss:{folder}/{name}?factory=PQ15x4np,RFlat",
+        recall=0.6,
+        filter={"early": True},
+    ),
     Case(
         "hnswlib",
         "hnswlib:{folder}/{name}?ef=400&threads=1",
@@ -76,16 +82,12 @@ CASES = [
     Case(
         "usearch", "usearch:{folder}/{name}?ef=400&threads=1", recall=0.99, slow=False, filter=_keep
     ),
-    Case("usearch i8", "usearch:{folder}/{name}?dtype=i8&threads=1", recall=0.97, filter=_keep),
     Case("sqlite", "sqlite:{memory}/photos.db?table={name}", slow=False),
-    Case("sqlite column", "sqlite:{memory}/photos.db?table={name}", "column"),
-    Case("duckdb", "duckdb:{memory}/photos.duckdb?table={name}", "column", slow=False),
-    Case("duckdb augmented", "duckdb:{memory}/photos.duckdb?table={name}"),
+    Case("duckdb", "duckdb:{memory}/photos.duckdb?table={name}", slow=False),
     Case("pgvector", "{postgres}&table={name}"),
-    Case("pgvector column", "{postgres}&table={name}", "column"),
     Case("pgvector hnsw", "{postgres}&table={name}&kind=hnsw&ef=400" + _PLANNER, recall=0.99),
     Case("lancedb", "lancedb:{memory}/lance?table={name}"),
-    Case("lancedb ivf", "lancedb:{memory}/lance?table={name}&kind=ivf&cells=4&probes=4"),
+    Case("lancedb ivf", "lancedb:{memory}/lance?table={name}&kind=ivf"),
     Case("qdrant", "qdrant:{memory}/qdrant?collection={name}", filter=_QDRANT),
     Case("milvus", "milvus:{memory}/milvus.db?collection={name}"),
     Case("milvus hnsw", "milvus:{memory}/milvus.db?collection={name}&kind=hnsw", recall=0.99),
@@ -141,7 +143,7 @@ def build(case, folder, *, corrector=0, names=str, **options):
     rows, given = arguments(FIRST, names)
     chosen = world().correctors[corrector]
     url = case.at(folder)
-    return build_index(url, rows, chosen, mode=case.mode, **{**given, **options})
+    return build_index(url, rows, chosen, **{**given, **options})
 
 
 def expected(rows, corrector, *, k=10, weight=None):

@@ -320,7 +320,7 @@ def test_an_index_is_copied_to_another_engine_and_back(case, tmp_path):
                 "collection" if case.engine == "qdrant" else "table": "back"
             }
             name = type(index.backend)(index.backend.client, **options)
-        with copy_index(copy.backend, name, made.correctors[2], mode=case.mode) as back:
+        with copy_index(copy.backend, name, made.correctors[2]) as back:
             assert held(back) == ({str(row): row for row in FIRST}, 2)
             check(case, back.search(made.queries), FIRST, 2)
 
@@ -405,7 +405,7 @@ def test_an_index_keeps_the_options_that_it_was_created_with(case, tmp_path):
     """An option that a build reads names the place, or is of this call, or is stored."""
     backend, (rows, given) = open_backend(case.at(tmp_path)), arguments(FIRST)
     recorder = backend.options = Recorder(backend.options)
-    with build_index(backend, rows, world().correctors[0], mode=case.mode, **given) as index:
+    with build_index(backend, rows, world().correctors[0], **given) as index:
         of_the_call = {"table", "collection", "host", "options", "threads"}
         assert recorder.seen <= {*backend.created_by} | of_the_call
         backend.options = recorder.given
@@ -431,7 +431,7 @@ def test_an_index_that_calls_itself_exact_finds_all_with_the_narrowest_search(ca
     kept = re.sub(rf"[&?]({'|'.join(narrow)})=\d+", "", url) if narrow else url
     for name, least in narrow.items():
         kept += f"{'&' if '?' in kept else '?'}{name}={least}"
-    with build_index(kept, rows, made.correctors[0], mode=case.mode) as index:
+    with build_index(kept, rows, made.correctors[0]) as index:
         if index.backend.is_exact:
             assert verify_index(index, made.queries).recall == 1
 

@@ -161,7 +161,7 @@ def test_hostile_ids_and_metadata_come_back_equal_or_are_rejected(case, tmp_path
     @example({"a": dict.fromkeys(KEYS, 1.5), "b": dict.fromkeys(KEYS[::2], "t")}, {"c": {}})
     def run(first, second):
         url = case.at(tmp_path, f"photos{next(numbers)}")
-        about = {"corrector": world().correctors[0], "mode": case.mode}
+        about = {"corrector": world().correctors[0]}
         index, known = put(functools.partial(build_index, url, **about), first)
         if index is None:
             with contextlib.closing(open_backend(url)) as backend:
@@ -183,7 +183,7 @@ def test_hostile_ids_and_metadata_come_back_equal_or_are_rejected(case, tmp_path
 
 @parametrize(ENGINES)
 def test_any_metadata_come_back_equal_or_are_rejected_before_a_write(case, tmp_path):
-    about = {"corrector": world().correctors[0], "mode": case.mode}
+    about = {"corrector": world().correctors[0]}
     write = functools.partial(build_index, case.at(tmp_path), **about)
     index, known = put(write, {f"first {row}": entry for row, entry in enumerate(ENTRIES[:4])})
     with index:

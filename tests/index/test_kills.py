@@ -49,7 +49,7 @@ def operate(case, folder, operation):
         return
     if operation == "copy":
         source = f"faiss:{folder}/source"
-        copy_index(source, case.at(folder), world().correctors[0], mode=case.mode).close()
+        copy_index(source, case.at(folder), world().correctors[0]).close()
         return
     with open_index(case.at(folder)) as index:
         if index.config.corrector == world().correctors[0].fingerprint:
@@ -174,7 +174,8 @@ def check_state(case, folder, operation, is_repeated):
 @parametrize(ENGINES)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_kill_leaves_the_previous_version_or_the_new_one(case, operation, tmp_path):
-    for name in ("first", "whole"):  # the first index of a database creates its list of versions
+    # The first index on a server creates its list of versions; files are new in every folder.
+    for name in ("first", "whole") if "{postgres}" in case.url else ("whole",):
         (tmp_path / name).mkdir()
         prepare(case, tmp_path / name, operation)
         lines = run_child(case, tmp_path / name, operation)

@@ -21,7 +21,7 @@ def connection(tmp_path):
 def build(connection, **options):
     rows, given = arguments(FIRST)
     backend = PgvectorBackend(connection, **{"table": "photos", **options})
-    return build_index(backend, rows, world().correctors[0], mode="column", **given)
+    return build_index(backend, rows, world().correctors[0], **given)
 
 
 def test_a_connection_of_the_caller_stays_open_and_idle(connection):

@@ -97,10 +97,6 @@ def test_a_url_is_shown_without_its_secrets(url, shown):
     assert show_url(url) == shown
 
 
-def test_the_name_of_the_library_of_sqlite_names_its_engine_too():
-    assert open_backend("sqlite-vec:a.db").name == open_backend("sqlite:a.db").name
-
-
 @pytest.mark.parametrize("scheme", ENGINES)
 def test_the_page_of_an_engine_explains_every_option(scheme):
     name = load_engine(scheme).__module__.rpartition(".")[2].replace("_", "-")

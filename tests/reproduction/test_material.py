@@ -29,6 +29,7 @@ def some_pairs(n_train=100, n_test=10, per_image=5, name="small"):
     )
 
 
+@pytest.mark.slow
 def test_the_paper_s_sizes_come_out_for_both_data_sets():
     flickr = split_pairs(some_pairs(29_000, 1_000))
     assert len(flickr.test.images) == len(flickr.validation.images) == 1_000

@@ -149,67 +149,46 @@ def _run(
     output=FOLDER,
 )
 def dataset(
-    kind: Literal["karpathy", "coco", "table", "clip-retrieval"],
+    kind: Literal["karpathy", "coco", "table"],
     files: list[Path],
     output: Path,
     images: Path | None = None,
     skip_broken: bool = False,
-    decode: bool = False,
 ) -> Answer:
     """Write a data set's images, captions, pairs and splits as plain lists."""
-    if kind == "clip-retrieval" and (images or skip_broken or decode):
-        raise NNNormError(
-            "clip-retrieval's folders hold embeddings, so no images are checked; leave out "
-            "--images, --skip-broken and --decode"
-        )
     if kind != "coco" and len(files) > 1:
-        what = "folder" if kind == "clip-retrieval" else "file"
-        raise NNNormError(f"{kind} takes one {what}; got {len(files)}")
+        raise NNNormError(f"{kind} takes one file; got {len(files)}")
     if output.exists():
         make_folder(output)  # fails before all images are checked if it can't be written to
-    if kind == "clip-retrieval":
-        web = datasets.read_clip_retrieval(files[0])
-        facts = _facts_of(web.pairs, output, files)
-        written = datasets.save_clip_retrieval(web, make_folder(output))
-        pairs = {"gallery": written[4], "queries": files[0] / "text_emb", "truth": written[3]}
-        return _answer_dataset(facts, written, 0, write_command("evaluate", pairs))
     root = Path(os.path.realpath(images or Path()))
     if kind == "coco":
         found = datasets.read_coco(files, root)
     else:
         read = datasets.read_karpathy if kind == "karpathy" else datasets.read_table
         found = read(files[0], root)
+    main = output / f"{found.name}.json"
+    if os.path.realpath(main) in map(os.path.realpath, files):
+        raise NNNormError(f"{main} is an input and would be overwritten; choose another -o")
     with show_progress("Checking images") as progress:
-        problems = check_inputs(found.images, skip=skip_broken, decode=decode, progress=progress)
+        problems = check_inputs(found.images, skip=skip_broken, progress=progress)
     broken = [f"{found.images[problem.row]}\t{problem.reason}\n" for problem in problems]
-    if broken:
-        found = found.without_images([problem.row for problem in problems])
-    facts = _facts_of(found, output, files)
+    found = found.without_images([problem.row for problem in problems])
     written = datasets.save_pairs(found, make_folder(output))
-    name = written[0].stem
     if broken:
-        skipped = output / f"{name}-skipped.txt"
+        skipped = output / f"{found.name}-skipped.txt"
         write_whole(skipped, lambda file: file.write("".join(broken).encode()))
         n_skipped = "1 image is" if len(broken) == 1 else f"{len(broken):,} images are"
         print_note(f"Note: {n_skipped} left out; see {skipped}")
         written += (skipped,)
-    lists = {"": "MODEL", "images": written[1], "texts": written[2], "-o": output / "MODEL" / name}
-    return _answer_dataset(facts, written, len(broken), write_command("encode", lists))
-
-
-def _facts_of(pairs: datasets.Pairs, output: Path, files: Sequence[Path]) -> dict[str, Any]:
-    """Counts of a data set, whose list must not replace an input."""
-    main = output / f"{pairs.name}.json"
-    if os.path.realpath(main) in map(os.path.realpath, files):
-        raise NNNormError(f"{main} is an input and would be overwritten; choose another -o")
-    splits = {split: len(rows) for split, rows in pairs.splits.items()}
-    return {"n_images": len(pairs.images), "n_captions": len(pairs.captions), "splits": splits}
-
-
-def _answer_dataset(
-    facts: dict[str, Any], written: Sequence[Path], n_skipped: int, following: list[str]
-) -> Answer:
-    about = {**facts, "n_skipped": n_skipped, "files": [str(path) for path in written]}
-    splits = ", ".join(f"{name} {n:,}" for name, n in facts["splits"].items())
-    shown = {**about, "splits": splits or None}
-    return Answer(about, [Facts(written[0].stem, shown)], [following])
+    about: dict[str, Any] = {
+        "n_images": len(found.images),
+        "n_captions": len(found.captions),
+        "splits": {split: len(rows) for split, rows in found.splits.items()},
+        "n_skipped": len(broken),
+        "files": [str(path) for path in written],
+    }
+    splits = ", ".join(f"{name} {n:,}" for name, n in about["splits"].items())
+    shown = Facts(found.name, {**about, "splits": splits or None})
+    lists = {"": "MODEL", "images": written[1], "texts": written[2]}
+    lists["-o"] = output / "MODEL" / found.name
+    return Answer(about, [shown], [write_command("encode", lists)])

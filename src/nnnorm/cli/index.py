@@ -26,7 +26,6 @@ from nnnorm.cli.output import (
 from nnnorm.errors import NNNormError
 from nnnorm.index import (
     CorrectedIndex,
-    Mode,
     build_index,
     copy_index,
     open_index,
@@ -60,10 +59,9 @@ def build(
     ids: Path | None = None,
     metadata: Path | None = None,
     groups: str | None = None,
-    mode: Mode | None = None,
 ) -> Answer:
     """Build an index in an engine."""
-    options = {"ids": read_ids(ids), "metadata": _read_metadata(metadata), "mode": mode}
+    options = {"ids": read_ids(ids), "metadata": _read_metadata(metadata)}
     options["groups"] = _read_groups(groups)
     with show_progress("Building", _LEFT) as progress:
         index = build_index(url, gallery, corrector, progress=progress, **options)
@@ -221,11 +219,10 @@ def copy(
     references: Path | None = None,
     corrector: Path | None = None,
     groups: str | None = None,
-    mode: Mode | None = None,
 ) -> Answer:
     """Copy a collection with its ids and metadata, and correct the copy."""
     with show_progress("Copying", _LEFT) as progress:
-        options: dict[str, Any] = {"references": references, "groups": groups, "mode": mode}
+        options: dict[str, Any] = {"references": references, "groups": groups}
         made = copy_index(source, target, corrector, progress=progress, **options)
     with made:
         return _describe(made, "Copied to")

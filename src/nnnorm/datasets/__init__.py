@@ -5,14 +5,5 @@
 """
 
 from nnnorm.datasets.pairs import Pairs, load_pairs, save_pairs
-from nnnorm.datasets.readers import (
-    Beir,
-    ClipRetrieval,
-    read_beir,
-    read_clip_retrieval,
-    read_coco,
-    read_karpathy,
-    read_table,
-    save_clip_retrieval,
-)
+from nnnorm.datasets.readers import Beir, read_beir, read_coco, read_karpathy, read_table
 from nnnorm.datasets.shapes import SHAPES, Shapes, load_shapes, read_scene

@@ -1,30 +1,24 @@
-"""Readers of data sets: Karpathy's and COCO's files, tables, clip-retrieval's and BEIR's folders.
+"""Readers of data sets: Karpathy's and COCO's files, tables, and BEIR's folders.
 
 In Karpathy's split of COCO, `restval` is the part of the validation images that is used neither for
 validation nor for test; it is usually added to the training split. COCO's own annotation files are
-one split each. In a table, and in a clip-retrieval folder, rows with the same image are its
-captions; the shards of such a folder are aligned: row i of the embeddings is row i of the metadata.
+one split each. In a table, rows with the same image are its captions.
 """
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from nnnorm.arrays import find_shards
-from nnnorm.datasets.pairs import Pairs, save_pairs
-from nnnorm.embeddings import Embeddings, open_embeddings
+from nnnorm.datasets.pairs import Pairs
 from nnnorm.errors import NNNormError, warn
-from nnnorm.files import write_whole
 from nnnorm.tables import check_ids, read_columns, read_json
 
 _KARPATHY = "one of Karpathy's split files, such as dataset_flickr30k.json"
 _COCO = "a caption file of COCO, such as captions_val2017.json"
-_BLOCK = 8192  # rows in memory at once
 
 
 def read_karpathy(
@@ -136,62 +130,6 @@ def read_beir(folder: str | os.PathLike[str], split: str = "test") -> Beir:
     queries = [texts["queries"][own] for own in asked]
     sides = list(documents.values()), list(documents), queries, list(asked)
     return Beir(root.resolve().name, *sides, qrels)
-
-
-class ClipRetrieval(NamedTuple):
-    """The pairs and embeddings of a clip-retrieval folder.
-
-    An image with several captions has a row for each. `image_rows` are the rows of a gallery in
-    which every image occurs once.
-    """
-
-    pairs: Pairs
-    image_rows: npt.NDArray[np.int64]
-    image_embeddings: Embeddings
-    caption_embeddings: Embeddings
-
-
-def read_clip_retrieval(folder: str | os.PathLike[str]) -> ClipRetrieval:
-    """Read a folder with `img_emb`, `text_emb` and `metadata`."""
-    root = Path(folder)
-    parts = {part: root / part for part in ("img_emb", "text_emb", "metadata")}
-    if missing := [part for part, path in parts.items() if not path.is_dir()]:
-        raise NNNormError(
-            f"{folder} must be a folder with img_emb, text_emb and metadata; "
-            f"{missing[0]} is not there"
-        )
-    rows: list[tuple[str, str]] = []
-    for shard in find_shards(parts["metadata"], f"metadata ({parts['metadata']})"):
-        if shard.suffix != ".parquet":
-            raise NNNormError(f"{shard} must be a .parquet file, as clip-retrieval writes it")
-        columns = read_columns(shard, ("image_path", "caption"))
-        rows += zip(columns["image_path"], map(_tidy, columns["caption"]), strict=True)
-    images = open_embeddings(parts["img_emb"], name="img_emb")
-    texts = open_embeddings(parts["text_emb"], name="text_emb")
-    if not len(images) == len(texts) == len(rows):
-        raise NNNormError(
-            f"{folder}: img_emb, text_emb and metadata must have the same rows; got {len(images)}, "
-            f"{len(texts)} and {len(rows)}. Is a shard missing?"
-        )
-    pairs = _make_pairs(root.name, dict.fromkeys((image for image, _ in rows), ""), rows)
-    _, first = np.unique(pairs.image_of, return_index=True)
-    return ClipRetrieval(pairs, first.astype(np.int64), images, texts)
-
-
-def save_clip_retrieval(found: ClipRetrieval, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write the files of `save_pairs`, and ``NAME-gallery.npy``: every image once."""
-    gallery = Path(folder) / f"{found.pairs.name}-gallery.npy"
-
-    def write(file: BinaryIO) -> None:
-        shape = (len(found.image_rows), found.image_embeddings.shape[1])
-        about = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, about)
-        for start in range(0, len(found.image_rows), _BLOCK):
-            rows = found.image_embeddings.take(found.image_rows[start : start + _BLOCK])
-            file.write(rows.astype("<f4").tobytes())
-
-    write_whole(gallery, write)
-    return (*save_pairs(found.pairs, folder), gallery)
 
 
 def _make_pairs(name: str, split_of: dict[str, str], rows: Sequence[tuple[str, str]]) -> Pairs:

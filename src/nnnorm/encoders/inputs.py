@@ -173,12 +173,11 @@ def check_inputs(
     kind: str = "images",
     *,
     skip: bool = False,
-    decode: bool = False,
     progress: Progress | None = None,
 ) -> list[Problem]:
     """Raise if files of images or sounds can't be used, or return them with `skip`.
 
-    Headers are read, and with `decode` all pixels of images.
+    Headers are read, and with `skip` all pixels of images.
     """
     problems = []
     with quiet_pillow():
@@ -189,7 +188,7 @@ def check_inputs(
                         _call_soundfile("info", item)
                     else:
                         with _opened(item) as image:
-                            if decode:
+                            if skip:
                                 image.load()
                 except NNNormError as error:
                     problems.append(Problem(row, str(error)))

@@ -7,7 +7,7 @@ results      results as JSON and as tables of pandas; intervals by resampling
 sweep        all settings of all methods from one pass, and R@1 of each from one product
 tuning       choosing a method and its settings on held-out queries
 checking     `check`: hubs, past queries, effect and recommendation in one report
-comparison   methods compared; banks of different sizes
+comparison   methods compared
 drift        whether the past queries of a corrector are still like those of today
 outliers     which items look adversarial or corrupt
 groups       how often groups of items are retrieved, before and after a correction
@@ -52,7 +52,7 @@ from nnnorm.evaluation.results import (
 from nnnorm.evaluation.tuning import Cell, Select, Tuning, tune
 
 if TYPE_CHECKING:
-    from nnnorm.evaluation.comparison import Comparison, Result, Task, ablate, compare, make_result
+    from nnnorm.evaluation.comparison import Comparison, Result, Task, compare, make_result
     from nnnorm.evaluation.drift import Drift, measure_drift
     from nnnorm.evaluation.groups import Audit, audit
     from nnnorm.evaluation.outliers import Scan, scan, screen
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     )
 
 _LATER = {
-    "comparison": ("Comparison", "Result", "Task", "ablate", "compare", "make_result"),
+    "comparison": ("Comparison", "Result", "Task", "compare", "make_result"),
     "drift": ("Drift", "measure_drift"),
     "groups": ("Audit", "audit"),
     "outliers": ("Scan", "scan", "screen"),

@@ -5,7 +5,7 @@ corrected copy of a collection of your application; all take a URL and return a 
 which `verify_index` checks. Importing this loads no engine.
 """
 
-from nnnorm.index.backend import Backend, Hits, Items, Mode
+from nnnorm.index.backend import Backend, Hits, Items
 from nnnorm.index.config import CollectionInfo, IndexConfig
 from nnnorm.index.corrected import CorrectedIndex, build_index, copy_index, open_index
 from nnnorm.index.engines import ENGINES, open_backend

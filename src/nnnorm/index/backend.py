@@ -7,6 +7,7 @@ A version's name is never used twice. A new engine is one file in `engines/` and
 """
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -109,7 +110,6 @@ class Layout:
     """What a new version will hold."""
 
     width: int
-    mode: Mode
     string_ids: bool
     columns: Mapping[str, Kind]
     n_items: int
@@ -165,7 +165,7 @@ class Backend(ABC):
     engine: ClassVar[str]  # in messages
     options_type: ClassVar[type[Options]] = Options
     created_by: ClassVar[tuple[str, ...]] = ()  # the options that only a new index takes
-    modes: ClassVar[tuple[Mode, ...]] = ("augmented",)  # the first one is the default
+    mode: Mode = "augmented"
     metric: Metric = "ip"  # of the scores that `search` returns
     filters: ClassVar[str] = ""  # what a filter is, for messages; empty if there is none
     is_exact: bool = False  # whether a search compares every item
@@ -354,8 +354,11 @@ def _lock(file: IO[bytes]) -> None:
         import msvcrt
 
         while True:
-            with contextlib.suppress(OSError):  # after ten seconds
+            try:
                 return msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+            except OSError as error:
+                if error.errno != errno.EDEADLK:  # not just ten seconds of waiting
+                    raise
     else:
         import fcntl
 

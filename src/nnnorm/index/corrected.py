@@ -28,7 +28,6 @@ from nnnorm.index.backend import (
     Items,
     Layout,
     Metadata,
-    Mode,
     keep_errors,
 )
 from nnnorm.index.config import (
@@ -534,7 +533,6 @@ def build_index(
     ids: Any = None,
     metadata: Sequence[Metadata] | None = None,
     groups: Any = None,
-    mode: Mode | None = None,
     progress: Progress | None = None,
 ) -> CorrectedIndex:
     """Store a gallery in an engine so that it ranks by the corrected score.
@@ -552,9 +550,6 @@ def build_index(
         One per item; values are JSON.
     groups : sequence or str, optional
         For a corrector with groups: a label per item, or the key of the metadata that has it.
-    mode : {"augmented", "column"}, optional
-        "augmented" adds two coordinates to each vector. "column" (SQL engines) stores the bias in
-        a column and keeps the dimension. By default the engine's first mode.
     progress : callable, optional
         Called with ``(done, total)``.
 
@@ -579,19 +574,15 @@ def build_index(
     entries = check_metadata(metadata, len(items))
     values = bias_values(used, items, read_groups(groups, given.tolist(), entries))
 
-    chosen = backend.modes[0] if mode is None else mode
-    if chosen not in backend.modes:
-        modes = " or ".join(map(repr, backend.modes))
-        raise NNNormError(f"the mode of {backend.engine} must be {modes}; got {mode!r}")
     config = IndexConfig(
         **describe_corrector(used),
         version=1,
-        mode=chosen,
+        mode=backend.mode,
         metric=backend.metric,
         string_ids=given.dtype.kind == "U",
         columns=choose_columns(entries),
         created=backend.created,
-        rotated=backend.has_one_range and chosen == "augmented",
+        rotated=backend.has_one_range,
     )
 
     def parts() -> Iterator[Items]:
@@ -640,7 +631,6 @@ def copy_index(
     *,
     references: Any = None,
     groups: str | None = None,
-    mode: Mode | None = None,
     progress: Progress | None = None,
 ) -> CorrectedIndex:
     """Make a corrected copy of an existing collection, with its ids and metadata.
@@ -656,8 +646,8 @@ def copy_index(
         Past queries to fit a corrector on, instead of `corrector`.
     groups : str, optional
         The key of the metadata that has the group of each item, to fit with or for the corrector.
-    mode, progress : optional
-        As in `build_index`.
+    progress : callable, optional
+        Called with ``(done, total)``.
 
     Returns
     -------
@@ -702,7 +692,6 @@ def copy_index(
         ids=ids,
         metadata=metadata,
         groups=labels,
-        mode=mode,
         progress=progress,
     )
 
@@ -723,7 +712,7 @@ def _filling(
         if sum(map(len, first)) >= _SAMPLE:
             break
     sample = np.concatenate([np.empty((0, config.width), np.float32), *(p.vectors for p in first)])
-    layout = Layout(config.width, config.mode, config.string_ids, config.columns, n_items, sample)
+    layout = Layout(config.width, config.string_ids, config.columns, n_items, sample)
     try:
         backend.create(version, layout)
         done = 0

@@ -35,7 +35,6 @@ from nnnorm.files import check_regular, check_space, write_whole
 from nnnorm.index.backend import BATCH, Backend, FloatArray, Hits, Ids, Items, Layout, chunks
 
 Labels = npt.NDArray[np.int64]
-_REFINED = 4  # times k items that an engine of few bits finds first
 _COMPARED = 4096  # vectors compared at once in a filtered search
 
 
@@ -48,7 +47,6 @@ class Loaded:
     ids: Ids
     alive: npt.NDArray[np.bool_]
     metadata: list[dict[str, Any]]
-    rows: list[FloatArray] | None  # the stored vectors, for engines of few bits
     config: dict[str, Any] | None = None
     breadth: int = 0  # of a search of a graph, as it was set last
 
@@ -68,7 +66,6 @@ class FolderBackend(Backend):
     """An index in a folder, or in memory."""
 
     filters = "the ids that may be returned, metadata that must be equal, or a function of metadata"
-    keeps_rows: bool = True  # whether the engine returns stored vectors bit for bit
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         super().__init__(place, **options)
@@ -97,7 +94,7 @@ class FolderBackend(Backend):
 
     @abstractmethod
     def _vectors(self, index: Any, labels: Labels) -> FloatArray:
-        """Return stored vectors."""
+        """Return vectors as they were added."""
 
     @abstractmethod
     def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
@@ -152,15 +149,12 @@ class FolderBackend(Backend):
 
     def create(self, version: str, layout: Layout) -> None:
         ids = np.empty(0, dtype=str if layout.string_ids else np.int64)
-        rows = None if self.keeps_rows else [np.empty((0, layout.width), np.float32)]
         alive = np.empty(0, dtype=bool)
-        self._loaded[version] = Loaded(self._create(layout), layout.width, ids, alive, [], rows)
+        self._loaded[version] = Loaded(self._create(layout), layout.width, ids, alive, [])
 
     def finish(self, version: str, config: dict[str, Any]) -> None:
         loaded = self._loaded[version]
         loaded.config = config
-        if loaded.rows is not None:
-            loaded.rows = [np.concatenate(loaded.rows)]
         if self.folder is None:
             return
         folder = self.folder / version
@@ -171,8 +165,6 @@ class FolderBackend(Backend):
             check_space(folder)  # hnswlib and usearch don't report a full disk
         text = json.dumps(loaded.metadata if any(loaded.metadata) else None).encode()
         arrays = {"ids": loaded.ids, "alive": loaded.alive, "metadata": np.frombuffer(text, "u1")}
-        if loaded.rows is not None:
-            np.save(folder / "rows.npy", loaded.rows[0])
         np.savez(folder / "items.npz", **arrays)  # type: ignore[arg-type]
         digests = {path.name: _digest(path, sync=True) for path in sorted(folder.iterdir())}
         text = json.dumps({"config": config, "digests": digests}).encode()
@@ -217,7 +209,7 @@ class FolderBackend(Backend):
         old = self._open(version)
         new = f"{version.rpartition('_')[0]}_{secrets.token_hex(3)}"
         index = self._copy(old.index, old.width)
-        self._loaded[new] = replace(old, index=index, rows=old.rows and [*old.rows], breadth=0)
+        self._loaded[new] = replace(old, index=index, breadth=0)
         try:
             yield new
             self.finish(new, old.config or {})
@@ -233,8 +225,6 @@ class FolderBackend(Backend):
         loaded = self._loaded[version]
         start = len(loaded.ids)
         self._add(loaded.index, np.arange(start, start + len(items)), items.vectors)
-        if loaded.rows is not None:
-            loaded.rows.append(items.vectors)
         self._loaded[version] = replace(
             loaded,
             ids=np.concatenate([loaded.ids, items.ids]),
@@ -262,14 +252,11 @@ class FolderBackend(Backend):
         self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
     ) -> Hits:
         loaded = self._open(version)
-        n_alive = loaded.n_alive
-        if filter is not None or not n_alive:
+        if filter is not None or not loaded.n_alive:
             allowed = [] if filter is None else filter
             labels, scores = self._compare(loaded, self._allowed(loaded, allowed), vectors, k)
-        elif loaded.rows is None:
-            labels, scores = self._find(loaded, vectors, min(k, n_alive))
         else:
-            labels, scores = self._refine(loaded, vectors, k, min(_REFINED * k, n_alive))
+            labels, scores = self._find(loaded, vectors, min(k, loaded.n_alive))
         found = labels >= 0
         missing: Any = "" if loaded.ids.dtype.kind == "U" else -1
         ids = np.where(found, loaded.ids[np.where(found, labels, 0)], missing)
@@ -286,24 +273,7 @@ class FolderBackend(Backend):
         labels = np.flatnonzero(loaded.alive)
         for part in chunks(labels, BATCH):
             metadata = [dict(loaded.metadata[label]) for label in part]
-            yield Items(loaded.ids[part], self._stored(loaded, part), None, metadata)
-
-    def _refine(
-        self, loaded: Loaded, queries: FloatArray, k: int, n_fetched: int
-    ) -> tuple[Labels, FloatArray]:
-        """Find more items by few bits, and compare these with the stored rows."""
-        labels, scores = self._find(loaded, queries, n_fetched)
-        for query, found, own in zip(queries, labels, scores, strict=True):
-            rows = self._stored(loaded, np.maximum(found, 0))
-            own[:] = np.where(found < 0, -np.inf, self._scores(query[None], rows)[0])
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        return np.take_along_axis(labels, order, 1), np.take_along_axis(scores, order, 1)
-
-    def _scores(self, queries: FloatArray, rows: FloatArray) -> FloatArray:
-        products = queries @ rows.T
-        if self.metric == "cosine":
-            products /= np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(rows, axis=1)
-        return products
+            yield Items(loaded.ids[part], self._vectors(loaded.index, part), None, metadata)
 
     # --- filters ---
 
@@ -330,17 +300,12 @@ class FolderBackend(Backend):
         """Compare queries with some items, all of them."""
         scores = np.empty((len(queries), len(labels)), dtype=np.float32)
         for start in range(0, len(labels), _COMPARED):
-            rows = self._stored(loaded, labels[start : start + _COMPARED])
-            scores[:, start : start + len(rows)] = self._scores(queries, rows)
+            rows = self._vectors(loaded.index, labels[start : start + _COMPARED])
+            scores[:, start : start + len(rows)] = queries @ rows.T
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         return labels[order], np.take_along_axis(scores, order, axis=1)
 
     # --- loading ---
-
-    def _stored(self, loaded: Loaded, labels: Labels) -> FloatArray:
-        if loaded.rows is not None:
-            return np.array(loaded.rows[0][labels])
-        return self._vectors(loaded.index, labels)
 
     def _open(self, version: str) -> Loaded:
         loaded = self._loaded.get(version)
@@ -364,12 +329,11 @@ class FolderBackend(Backend):
             with np.load(folder / "items.npz", allow_pickle=False) as items:
                 ids, alive, text = items["ids"], items["alive"], items["metadata"].tobytes()
             metadata = json.loads(text) or [{}] * len(ids)
-            rows = None if self.keeps_rows else [np.load(folder / "rows.npy", mmap_mode="r")]
             width = config["dim"] + 2  # in mode "augmented"
             index = self._load(folder / "index", width)
         except FileNotFoundError:
             raise self.missing() from None
-        return Loaded(index, width, ids, alive, metadata, rows, config)
+        return Loaded(index, width, ids, alive, metadata, config)
 
     def _damaged(self, version: str) -> NNNormError:
         return NNNormError(

@@ -8,8 +8,8 @@ photos                                           a view of the served version, i
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +26,6 @@ from nnnorm.index.backend import (
     Kind,
     Layout,
     Metadata,
-    Mode,
     Options,
     chunks,
 )
@@ -46,27 +45,20 @@ class TableOptions(Options):
 class SqlBackend(ClientBackend):
     """An index in the tables of a database, through one connection that threads share."""
 
-    modes: ClassVar[tuple[Mode, ...]] = ("augmented", "column")
     filters = 'a condition in SQL, such as "year > 1999"'
     is_exact = True
     mark: ClassVar[str] = "?"  # of a parameter
+    begin: ClassVar[str] = "BEGIN"  # a transaction
     types: ClassVar[dict[Kind, str]]
     has_views: ClassVar[bool] = True
     _has_list = False  # whether the table of versions is known to exist
+    _is_inside = False  # of a transaction
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         super().__init__(place, **options)
-        self._layouts: dict[str, Layout] = {}
+        self._columns_of: dict[str, Mapping[str, Kind]] = {}
 
     # --- what an engine adds ---
-
-    @abstractmethod
-    def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Run a statement."""
-
-    @abstractmethod
-    def transaction(self) -> AbstractContextManager[None]:
-        """All or nothing, also for threads that share the connection; may be nested."""
 
     @abstractmethod
     def _vector_type(self, width: int) -> str:
@@ -86,19 +78,38 @@ class SqlBackend(ClientBackend):
     def _table_names(self) -> set[str]:
         """Return the names of all tables, without views."""
 
-    @abstractmethod
-    def _column_names(self, table: str) -> list[str]:
-        """Return the names of the columns of a table."""
-
     def _read_vector(self, column: str) -> str:
         """Return the expression that reads a vector."""
         return column
 
-    def _decode(self, vectors: Sequence[Any], width: int) -> FloatArray:
+    def _decode(self, vectors: Sequence[Any]) -> FloatArray:
         """Make an array of vectors that were read."""
-        return np.array(vectors, dtype=np.float32).reshape(len(vectors), width)
+        return np.array(vectors, dtype=np.float32)
 
     # --- statements ---
+
+    def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        done = self.client.execute(statement, values)
+        return done.fetchall() if done.description else []
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing, also for threads that share the connection; may be nested."""
+        with self._turn:
+            if self._is_inside or getattr(self.client, "in_transaction", False):
+                yield
+                return
+            self._execute(self.begin, [])
+            self._is_inside = True
+            try:
+                yield
+                self._execute("COMMIT", [])
+            except BaseException:
+                with suppress(Exception):  # a commit that failed has rolled back already
+                    self._execute("ROLLBACK", [])
+                raise
+            finally:
+                self._is_inside = False
 
     def run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
@@ -155,7 +166,7 @@ class SqlBackend(ClientBackend):
             self._create_table(version, listed, layout)
             values = self.options.table, version
             self.run("INSERT INTO nnnorm_indexes VALUES (?, ?, NULL, 0)", *values)
-        self._layouts[version] = replace(layout, sample=layout.sample[:0])
+        self._columns_of[version] = layout.columns
 
     def _create_table(self, version: str, columns: list[str], layout: Layout) -> None:
         self.run(f"CREATE TABLE {self._table(version)} ({', '.join(columns)})")
@@ -169,16 +180,13 @@ class SqlBackend(ClientBackend):
         stored: dict[str, Any] | None = json.loads(found[0] or "null") if found else None
         return stored
 
-    def _layout(self, version: str) -> Layout:
-        if version not in self._layouts:
+    def _columns(self, version: str) -> Mapping[str, Kind]:
+        if version not in self._columns_of:
             config = self.read_config(version)
             if config is None:
                 raise self.missing()
-            width = config["dim"] + 2 * (config["mode"] == "augmented")
-            nothing = np.empty((0, width), dtype=np.float32)
-            about = config["mode"], config["string_ids"], config["columns"]
-            self._layouts[version] = Layout(width, *about, 0, nothing)
-        return self._layouts[version]
+            self._columns_of[version] = config["columns"]
+        return self._columns_of[version]
 
     def swap(self, version: str) -> None:
         with self.transaction():
@@ -209,7 +217,7 @@ class SqlBackend(ClientBackend):
     # --- items ---
 
     def add(self, version: str, items: Items) -> None:
-        columns = self._layout(version).columns
+        columns = self._columns(version)
         bias = [None] * len(items) if items.bias is None else items.bias.tolist()
         rows = (
             [own, vector, value, *split_columns(entry, columns)]
@@ -225,7 +233,7 @@ class SqlBackend(ClientBackend):
             self._among(f"DELETE FROM {self._table(version)} WHERE id", ids)
 
     def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
-        columns = self._layout(version).columns
+        columns = self._columns(version)
         listed = ", ".join(map(quote_name, ["id", *columns, "metadata"]))
         rows = self._among(f"SELECT {listed} FROM {self._table(version)} WHERE id", ids)
         return {own: join_columns(columns, values) for own, *values in rows}
@@ -241,7 +249,10 @@ class SqlBackend(ClientBackend):
             if not isinstance(filter, str) or not filter.strip():
                 raise self.wrong_filter(filter)
             where = f"WHERE ({filter})"
-        rows = [self._select(version, vector, k, where, weight) for vector in vectors]
+        rows = []
+        for vector in vectors:
+            with self._turn:
+                rows.append(self._select(version, vector, k, where, weight))
         return Hits.read(rows)
 
     def scan(self, version: str | None) -> Iterator[Items]:
@@ -249,13 +260,13 @@ class SqlBackend(ClientBackend):
             yield from self._scan_table()
             return
         last: list[Any] = []
-        columns, width = self._layout(version).columns, self._layout(version).width
+        columns = self._columns(version)
         listed = ", ".join(map(quote_name, ["bias", *columns, "metadata"]))
         while rows := self._scan_after(version, listed, last):
             ids, vectors, bias, *known = zip(*rows, strict=True)
             entries = [join_columns(columns, values) for values in zip(*known, strict=True)]
             values = None if bias[0] is None else np.array(bias, dtype=np.float32)
-            yield Items.read(ids, self._decode(vectors, width), entries, values)
+            yield Items.read(ids, self._decode(vectors), entries, values)
             last = [ids[-1]]
 
     def _scan_after(self, version: str, listed: str, last: list[Any]) -> list[tuple[Any, ...]]:
@@ -268,17 +279,18 @@ class SqlBackend(ClientBackend):
 
     def _scan_table(self) -> Iterator[Items]:
         """Yield the rows of a table of the application; all other columns are metadata."""
-        columns = self._column_names(self.options.table)
         own, vector = self.options.id, self.options.embedding
+        table = quote_name(self.options.table)
+        with self.transaction():
+            asked = self.client.execute(f"SELECT * FROM {table} LIMIT 0")
+            columns: list[str] = [column[0] for column in asked.description]
         if own not in columns or vector not in columns:
-            has = f"it has {', '.join(columns)}" if columns else "there is no such table"
             raise NNNormError(
-                f"{self.name} needs the columns {own} and {vector}, and {has}; name them with "
-                "id= and embedding="
+                f"{self.name} needs the columns {own} and {vector}, and it has "
+                f"{', '.join(columns)}; name them with id= and embedding="
             )
         others = [name for name in columns if name not in (own, vector)]
         listed = ", ".join([self._read_vector(quote_name(vector)), *map(quote_name, others)])
-        table = quote_name(self.options.table)
         rows = self.run(f"SELECT {quote_name(own)}, {listed} FROM {table}")
         rows = [row for row in rows if row[1] is not None]
         for some in chunks(rows, BATCH):
@@ -286,8 +298,7 @@ class SqlBackend(ClientBackend):
             entries = [
                 dict(zip(others, values, strict=True)) for values in zip(*known, strict=True)
             ]
-            width = len(vectors[0]) // (4 if isinstance(vectors[0], bytes) else 1)
-            yield Items.read(ids, self._decode(vectors, width), entries or [{}] * len(ids))
+            yield Items.read(ids, self._decode(vectors), entries or [{}] * len(ids))
 
 
 def quote_name(name: str) -> str:

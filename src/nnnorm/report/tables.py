@@ -23,8 +23,8 @@ _LONG = 24  # letters: longer cells are wrapped between words if need be
 _NOT_CHOSEN = "not chosen"
 _INCLUDES_ZERO = "An interval that includes 0 shows no gain."
 _RULES = {"max": "the maximum of R@1", "one-standard-error": "the one-standard-error rule"}
-# Beyond so many queries, a table of an audit shows the most uneven ones.
-MANY_QUERIES = 40
+# Beyond so many queries, a table of an audit lists only the most uneven ones.
+MANY_QUERIES, _MOST_UNEVEN = 40, 10
 LIMITS = (
     "What this does not show: whether the groups are right for the people in the pictures, what "
     "happens beyond these queries and these items, or that a search is fair. An average near 0 can "
@@ -416,8 +416,8 @@ def _tabulate_queries(audit: evaluation.Audit) -> Table:
     order = np.arange(len(audit.queries))
     title = "Query by query"
     if len(order) > MANY_QUERIES:
-        order = np.argsort(-np.abs(audit.before[shown[0]]), kind="stable")[:MANY_QUERIES]
-        title = f"The {MANY_QUERIES} queries with the largest {shown[0]}, of {len(audit.queries):,}"
+        order = np.argsort(-np.abs(audit.before[shown[0]]), kind="stable")[:_MOST_UNEVEN]
+        title = f"The {_MOST_UNEVEN} queries with the largest {shown[0]}, of {len(audit.queries):,}"
     steps = " before → after" if audit.after else ""
     both = [some for some in (audit.before, audit.after) if some]
     rows = []

@@ -1,8 +1,8 @@
 """Faiss (`pip install 'nnnorm[faiss]'`), by inner product.
 
-The kind of index is Faiss's own factory string: ``Flat``, ``HNSW32``, ``IVF256,Flat``, ``SQ8``,
-``PQ32``. Deleted items stay in the file until the next refresh, and searches skip them, since HNSW
-can't remove any.
+The kind of index is Faiss's own factory string: ``Flat``, ``HNSW32``, ``IVF256,Flat``,
+``SQ8,RFlat``. Deleted items stay in the file until the next refresh, and searches skip them, since
+HNSW can't remove any.
 """
 
 import re
@@ -16,8 +16,7 @@ from nnnorm.errors import NNNormError, require
 from nnnorm.index.backend import FloatArray, Ids, Layout, Options, whole
 from nnnorm.index.folder import FolderBackend, Labels, Loaded
 
-_LEAST_TRAINED = 256  # product quantization learns 256 centers
-_MARGIN = 0.1  # of the range of the codes, for later items
+_REFINED = 4  # times k items that an index of few bits finds first
 _BITS = re.compile(r"(?<!\w)(SQ(4|6|8)|\w*PQ\d|RaBitQ|ITQ|LSH)")
 
 
@@ -40,34 +39,29 @@ class FaissBackend(FolderBackend):
     created_by = ("factory", "ef_construction")
 
     def configure(self) -> None:
-        self.is_exact = self.options.factory == "Flat"
-        # Rows of few bits are kept in a file next to the index.
-        self.keeps_rows = _BITS.search(self.options.factory) is None
+        factory = self.options.factory
+        self.is_exact = factory == "Flat"
+        if _BITS.search(factory) and not factory.endswith(",RFlat"):
+            raise NNNormError(
+                f"the factory {factory!r:.60} doesn't keep the rows, which a refresh needs; add "
+                ",RFlat to it, which does"
+            )
 
     def _create(self, layout: Layout) -> Any:
         faiss = require("faiss", "faiss")
         factory = self.options.factory
         try:
             index = faiss.index_factory(layout.width, factory, faiss.METRIC_INNER_PRODUCT)
+            if hasattr(index, "hnsw"):
+                index.hnsw.efConstruction = self.options.ef_construction
+            if not index.is_trained:
+                index.train(layout.sample)
         except RuntimeError:
             raise NNNormError(
-                f"the option factory must be an index factory string of Faiss, such as Flat or "
-                f"HNSW32; got {factory!r} for {layout.width} dimensions"
+                "the option factory must be an index factory string of Faiss, such as Flat or "
+                f"HNSW32; got {factory!r}, which doesn't fit {layout.width} dimensions or needs "
+                f"more items than {layout.n_items}"
             ) from None
-        if hasattr(index, "hnsw"):
-            index.hnsw.efConstruction = self.options.ef_construction
-        if hasattr(index, "sq"):
-            index.sq.rangestat_arg = _MARGIN
-        if not index.is_trained:
-            rows = layout.sample
-            n_lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
-            if n_lists > len(rows):
-                raise NNNormError(
-                    f"the factory {factory} needs at least {n_lists} items; got {len(rows)}"
-                )
-            if len(rows) < _LEAST_TRAINED:
-                rows = np.resize(rows, (_LEAST_TRAINED, layout.width))
-            index.train(rows)
         return index
 
     def _load(self, path: Path, width: int) -> Any:
@@ -92,6 +86,8 @@ class FaissBackend(FolderBackend):
 
     def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
         faiss, index = require("faiss", "faiss"), loaded.index
+        is_refined = isinstance(index, faiss.IndexRefine)
+        inner = faiss.downcast_index(index.base_index) if is_refined else index
         chosen: dict[str, Any] = {}
         if loaded.n_alive < len(loaded.alive):
             bits = np.packbits(loaded.alive, bitorder="little")
@@ -100,14 +96,16 @@ class FaissBackend(FolderBackend):
         if lists is not None:
             chosen["nprobe"] = self.options.probes or -(-lists.nlist // 8)
             params = faiss.SearchParametersIVF(**chosen)
-        elif hasattr(index, "hnsw"):
+        elif hasattr(inner, "hnsw"):
             chosen["efSearch"] = max(self.options.ef, k)
             params = faiss.SearchParametersHNSW(**chosen)
-        elif chosen and not hasattr(index, "sq") and not isinstance(index, faiss.IndexFlat):
+        elif chosen and not hasattr(inner, "sq") and not isinstance(inner, faiss.IndexFlat):
             labels = np.flatnonzero(loaded.alive)  # this kind can't skip items
             return self._compare(loaded, labels, queries, k)
         else:
             params = faiss.SearchParameters(**chosen) if chosen else None
+        if is_refined:
+            params = faiss.IndexRefineSearchParameters(k_factor=_REFINED, base_index_params=params)
         scores, labels = index.search(np.ascontiguousarray(queries), k, params=params)
         return labels, np.ascontiguousarray(scores)
 

@@ -56,6 +56,7 @@ class PgvectorBackend(SqlBackend):
 
     def configure(self) -> None:
         self.is_exact = self.options.kind == "flat"
+        self.mode = "column" if self.is_exact else "augmented"
 
     def _connect(self) -> Any:
         psycopg = require("psycopg", "pgvector")
@@ -101,7 +102,7 @@ class PgvectorBackend(SqlBackend):
         return f"vector({width})"
 
     def finish(self, version: str, config: dict[str, Any]) -> None:
-        if self.options.kind == "hnsw" and config["mode"] == "augmented":
+        if not self.is_exact:
             self.run(
                 f"CREATE INDEX ON {self._table(version)} USING hnsw (embedding vector_ip_ops) "
                 f"WITH (m = {self.options.links}, "
@@ -127,7 +128,7 @@ class PgvectorBackend(SqlBackend):
             f"{where.replace('%', '%%')} ORDER BY nnnorm_distance LIMIT {k}"
         )
         values = [str(vector.tolist())]
-        if self.options.kind == "flat" or weight is not None:
+        if self.is_exact:
             found = self._execute(statement, values)
         else:
             with self.transaction():
@@ -149,11 +150,3 @@ class PgvectorBackend(SqlBackend):
         )
         near = {name for _, name, is_near in rows if is_near}
         return near | {f"{space}.{name}" for space, name, _ in rows}
-
-    def _column_names(self, table: str) -> list[str]:
-        rows = self.run(
-            "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(?) AND attnum > 0 "
-            "AND NOT attisdropped ORDER BY attnum",
-            quote_name(table),
-        )
-        return [row[0] for row in rows]

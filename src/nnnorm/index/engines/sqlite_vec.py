@@ -1,12 +1,11 @@
 """sqlite-vec (`pip install 'nnnorm[sqlite-vec]'`): exact search in one SQLite file, by cosine.
 
 Vectors are in a `vec0` table, everything else in a plain one, so that a filter is any condition of
-SQLite. In mode "column" the vectors are in the plain table too.
+SQLite.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ class SqliteVecBackend(SqlBackend):
     """An index in a SQLite file."""
 
     engine, options_type = "sqlite-vec", TableOptions
-    metric = "cosine"
+    metric, begin = "cosine", "BEGIN IMMEDIATE"
     types: ClassVar[dict[Kind, str]] = {
         "integer": "INTEGER",
         "float": "REAL",
@@ -57,26 +56,6 @@ class SqliteVecBackend(SqlBackend):
             raise
         return opened
 
-    def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self.client.execute(statement, values).fetchall()
-        return found
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        with self._turn:
-            client = self.client
-            if client.in_transaction:
-                yield
-                return
-            client.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                client.execute("COMMIT")
-            except BaseException:
-                if client.in_transaction:
-                    client.execute("ROLLBACK")
-                raise
-
     def _vector_type(self, width: int) -> str:
         return "BLOB"
 
@@ -84,70 +63,48 @@ class SqliteVecBackend(SqlBackend):
         return quote_name(f"{self.options.table}_{version}_vectors")
 
     def _create_table(self, version: str, columns: list[str], layout: Layout) -> None:
-        own, embedding, *others = columns
+        own, _, *others = columns
         listed = ["key INTEGER PRIMARY KEY", own.replace("PRIMARY KEY", "UNIQUE"), *others]
-        if layout.mode == "column":
-            listed += [embedding, "norm REAL"]
-        else:
-            self.run(
-                f"CREATE VIRTUAL TABLE {self._vectors(version)} USING "
-                f"vec0(embedding float[{layout.width}] distance_metric=cosine)"
-            )
+        self.run(
+            f"CREATE VIRTUAL TABLE {self._vectors(version)} USING "
+            f"vec0(embedding float[{layout.width}] distance_metric=cosine)"
+        )
         self.run(f"CREATE TABLE {self._table(version)} ({', '.join(listed)})")
 
     def _drop_table(self, version: str) -> None:
         super()._drop_table(version)
         self.run(f"DROP TABLE IF EXISTS {self._vectors(version)}")
 
-    def _is_column(self, version: str) -> bool:
-        return self._layout(version).mode == "column"
-
     def _insert(self, version: str, names: list[str], rows: Iterable[list[Any]]) -> None:
-        client, is_column = self.client, self._is_column(version)
         kept = [name for name in names if name != "embedding"]
-        kept += ["embedding", "norm"] if is_column else []
         listed, marks = ", ".join(map(quote_name, kept)), ", ".join("?" * len(kept))
         statement = f"INSERT INTO {self._table(version)} ({listed}) VALUES ({marks})"
         put = f"INSERT INTO {self._vectors(version)} (rowid, embedding) VALUES (?, ?)"
         for own, vector, *others in rows:
             blob = np.ascontiguousarray(vector, dtype="<f4").tobytes()
-            norm = float(np.linalg.norm(vector.astype(np.float64)))
-            more = [blob, norm] if is_column else []
-            cursor = client.execute(statement, [own, *others, *more])
-            if not is_column:
-                client.execute(put, [cursor.lastrowid, blob])
+            cursor = self.client.execute(statement, [own, *others])
+            self.client.execute(put, [cursor.lastrowid, blob])
 
     def delete(self, version: str, ids: Ids) -> None:
         with self.transaction():
-            if not self._is_column(version):
-                rows = self._among(f"SELECT key FROM {self._table(version)} WHERE id", ids)
-                statement = f"DELETE FROM {self._vectors(version)} WHERE rowid = ?"
-                self.client.executemany(statement, rows)
+            rows = self._among(f"SELECT key FROM {self._table(version)} WHERE id", ids)
+            statement = f"DELETE FROM {self._vectors(version)} WHERE rowid = ?"
+            self.client.executemany(statement, rows)
             super().delete(version, ids)
 
     def _select(
         self, version: str, vector: FloatArray, k: int, where: str, weight: float | None
     ) -> list[tuple[Any, float]]:
         table, blob = self._table(version), np.ascontiguousarray(vector, dtype="<f4").tobytes()
-        if weight is not None:
-            norm = float(np.linalg.norm(vector.astype(np.float64)))
-            score = f"(1 - vec_distance_cosine(embedding, ?)) * norm * {norm!r} - {weight!r} * bias"
-            statement = f"SELECT id, {score} AS score FROM {table} {where} ORDER BY score DESC"
-            statement += " LIMIT ?"
-        else:
-            among = f"AND rowid IN (SELECT key FROM {table} {where})" if where else ""
-            statement = (
-                f"SELECT i.id, 1 - v.distance FROM (SELECT rowid, distance FROM "
-                f"{self._vectors(version)} WHERE embedding MATCH ? AND k = ? {among}) v "
-                f"JOIN {table} i ON i.key = v.rowid ORDER BY v.distance"
-            )
-        with self._turn:
-            found: list[tuple[Any, float]] = self.client.execute(statement, (blob, k)).fetchall()
-        return found
+        among = f"AND rowid IN (SELECT key FROM {table} {where})" if where else ""
+        statement = (
+            f"SELECT i.id, 1 - v.distance FROM (SELECT rowid, distance FROM "
+            f"{self._vectors(version)} WHERE embedding MATCH ? AND k = ? {among}) v "
+            f"JOIN {table} i ON i.key = v.rowid ORDER BY v.distance"
+        )
+        return self._execute(statement, [blob, k])
 
     def _scan_after(self, version: str, listed: str, last: list[Any]) -> list[tuple[Any, ...]]:
-        if self._is_column(version):
-            return super()._scan_after(version, listed, last)
         after = "WHERE i.id > ?" if last else ""
         return self.run(
             f"SELECT i.id, v.embedding, {listed} FROM {self._table(version)} i JOIN "
@@ -155,17 +112,14 @@ class SqliteVecBackend(SqlBackend):
             *last,
         )
 
-    def _decode(self, vectors: Sequence[Any], width: int) -> FloatArray:
+    def _decode(self, vectors: Sequence[Any]) -> FloatArray:
         joined = np.frombuffer(b"".join(vectors), dtype="<f4")
-        return joined.reshape(len(vectors), width).astype(np.float32)
+        return joined.reshape(len(vectors), -1).astype(np.float32)
 
     def _table_names(self) -> set[str]:
         if self._client is None and self.address and not Path(self.address).exists():
             return set()
         return {row[0] for row in self.run("SELECT name FROM sqlite_master WHERE type = 'table'")}
-
-    def _column_names(self, table: str) -> list[str]:
-        return [row[0] for row in self.run("SELECT name FROM pragma_table_info(?)", table)]
 
 
 def _load(opened: Any) -> None:

@@ -1,4 +1,4 @@
-"""usearch (`pip install 'nnnorm[usearch]'`): a graph, by inner product, or by cosine in 8 bits.
+"""usearch (`pip install 'nnnorm[usearch]'`): a graph, by inner product.
 
 usearch stores bf16 by default, which hides a part of the correction; here it stores f32. Adding
 from several threads leaves items that no search finds (usearch issue 735), so one thread adds.
@@ -6,10 +6,9 @@ from several threads leaves items that no search finds (usearch issue 735), so o
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.backend import FloatArray, Ids, Layout, Options, whole
@@ -20,7 +19,6 @@ from nnnorm.index.folder import FolderBackend, Labels, Loaded
 class UsearchOptions(Options):
     """Options of usearch, whose own names are connectivity and expansions."""
 
-    dtype: Literal["f32", "i8"] = "f32"
     links: int = whole(32, at_least=2, at_most=512)
     ef_construction: int = whole(128)
     ef: int = whole(128)
@@ -32,18 +30,13 @@ class UsearchBackend(FolderBackend):
 
     engine, options_type = "usearch", UsearchOptions
     options: UsearchOptions
-
-    created_by = ("dtype", "links", "ef_construction")
-
-    def configure(self) -> None:
-        if self.options.dtype == "i8":  # it divides every vector by its norm
-            self.keeps_rows, self.has_one_range, self.metric = False, True, "cosine"
+    created_by = ("links", "ef_construction")
 
     def _create(self, layout: Layout) -> Any:
         return require("usearch.index", "usearch").Index(
             ndim=layout.width,
-            metric="cos" if self.options.dtype == "i8" else "ip",
-            dtype=self.options.dtype,
+            metric="ip",
+            dtype="f32",
             connectivity=self.options.links,
             expansion_add=self.options.ef_construction,
         )
@@ -58,7 +51,7 @@ class UsearchBackend(FolderBackend):
         return index.copy()
 
     def _add(self, index: Any, labels: Labels, vectors: FloatArray) -> None:
-        index.add(labels.astype(np.uint64), self._encode(vectors), threads=1)
+        index.add(labels.astype(np.uint64), vectors, threads=1)
 
     def _remove(self, index: Any, labels: Labels) -> None:
         index.remove(labels.astype(np.uint64))
@@ -69,19 +62,12 @@ class UsearchBackend(FolderBackend):
     def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
         if (needed := max(self.options.ef, k)) > loaded.breadth:
             loaded.index.expansion_search = loaded.breadth = needed
-        found = loaded.index.search(self._encode(queries), k, threads=self.options.threads)
+        found = loaded.index.search(queries, k, threads=self.options.threads)
         labels = np.array(found.keys).astype(np.int64).reshape(len(queries), -1)
         distances = np.array(found.distances, dtype=np.float32).reshape(len(queries), -1)
         counts = np.atleast_1d(getattr(found, "counts", len(found)))
         empty = np.arange(labels.shape[1]) >= counts[:, None]
         return np.where(empty, -1, labels), np.where(empty, 0, 1 - distances)
-
-    def _encode(self, rows: FloatArray) -> npt.NDArray[Any]:
-        """Round rows to whole numbers if the index stores these."""
-        if self.options.dtype != "i8":
-            return rows
-        largest = np.abs(rows).max(axis=1, keepdims=True)
-        return np.rint(rows * (127 / np.maximum(largest, 1e-30))).astype(np.int8)
 
     def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
         index = self._load(path, 0)
