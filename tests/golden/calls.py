@@ -309,7 +309,7 @@ def check_with_labels(_):
 def check_without_labels(_):
     data = shapes()
     found = nnnorm.check(data.gallery, data.references[::10], queries=data.queries[:600])
-    return {"verdict": found.verdict, "moved": found.moved, "z": found.z}
+    return {"verdict": found.verdict, "moved": found.automatic.moved, "z": found.z}
 
 
 @golden
