@@ -176,8 +176,8 @@ def best_table(grids: list[Record]) -> str:
     columns = ["retrieval", "best on validation", "best on test", "best on both"]
     columns += ["best α, photos resampled", "best k, photos resampled"]
     return (
-        "### Where the best cell lies\n\nBy R@1. The last columns draw the 2,000 photos of both "
-        f"splits again {N_RESAMPLES:,} times: median (middle 80 %).\n\n" + table(columns, rows)
+        "### Best setting by R@1\n\nFor the last two columns, the 2,000 photos of both splits were "
+        f"resampled {N_RESAMPLES:,} times: median (middle 80 %).\n\n" + table(columns, rows)
     )
 
 
@@ -192,7 +192,7 @@ def gallery_table(galleries: list[Record]) -> str:
     columns += ["best α, photos resampled", "best k, photos resampled"]
     columns += ["gain at k = 8, α = 0.25", "gain at k = 128, α = 0.75"]
     return (
-        "### Easier and harder searches\n\nFlickr8k: the same captions and bank, the 2,000 unseen "
-        "photos cut into galleries of several sizes. Unsplash: CLIP, 250 photos and a bank of "
-        "250.\n\n" + table(columns, rows)
+        "### Easier and harder searches\n\nFor Flickr8k, the 2,000 photos of both splits are divided "
+        "into galleries of several sizes. For Unsplash (CLIP), there are 250 items and 250 past "
+        "queries.\n\n" + table(columns, rows)
     )

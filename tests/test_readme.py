@@ -84,7 +84,7 @@ def test_the_gains_of_the_readme_are_those_of_the_evidence():
         for row, gain in zip(own, gains, strict=True)
     }
     shown = re.findall(r"^\| [^|]+ \| ([\d,]+ \|.*\]) \|$", README, flags=re.MULTILINE)
-    assert len(shown) == 8
+    assert len(shown) == 6
     assert {tuple(cell.strip() for cell in line.split("|")) for line in shown} <= stored
     n_gains = sum(low > 0 for _, low, _ in gains)
     assert not any(high < 0 for _, _, high in gains)

@@ -114,7 +114,7 @@ class UniqueRows:
         slots, new = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for start in range(0, len(rows), _BATCH_ROWS):
             units = as_units(rows[start : start + _BATCH_ROWS])
-            rounded = units.astype(np.float16) + np.float16(0)  # -0 becomes 0
+            rounded = units.astype(np.float16)
             keys = hash_rows(rounded)
             _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
             found = np.array([self._slot_of.get(key, -1) for key in keys[first].tolist()])
@@ -154,7 +154,7 @@ class UniqueRows:
         new = left[is_new]
         self._points = append_rows(self._points, self._n, _swapped(points[new]))
         self._cells = append_rows(self._cells, self._n, self._score(points[new]).argmax(axis=1))
-        self._rows = append_rows(self._rows, self._n, rounded[new])
+        self._rows = append_rows(self._rows, self._n, rounded[new] + np.float16(0))
         self._n += len(new)
         return found, new
 
@@ -216,13 +216,13 @@ class UniqueRows:
                     close = np.flatnonzero(points.take(part, axis=0) @ others.T > self._closest)
                     # Of a model that puts all texts close together, most pairs are close.
                     if 64 * len(close) > len(part) * len(members):
-                        cosines = units[part] @ as_units(self._rows[members]).T
+                        cosines = units[part] @ self._rows[members].astype(np.float32).T
                         a, b = np.nonzero(cosines > NEAR_COPY)
                         near.append((part[a], members[b], cosines[a, b]))
                     elif len(close):
                         a, b = np.divmod(close, len(members))
-                        left, right = units[part[a]], as_units(self._rows[members[b]])
-                        cosines = np.einsum("ij,ij->i", left, right)
+                        right = self._rows[members[b]].astype(np.float32)
+                        cosines = np.einsum("ij,ij->i", units[part[a]], right)
                         is_near = cosines > NEAR_COPY
                         near.append((part[a[is_near]], members[b[is_near]], cosines[is_near]))
             return _joined(near)

@@ -243,6 +243,10 @@ def check_names(ids: Any, n_items: int, what: str, name: str) -> Ids:
             raise NNNormError(
                 f"{what} must be one whole number or string per item of {name}; got {value!r}"
             )
+    if cut := [text for text in texts if text.endswith("\0")]:
+        raise NNNormError(
+            f"{what} of {name} must not end with a NUL character, which numpy drops; got {cut[0]!r}"
+        )
     if 0 < len(texts) < n_items:
         raise NNNormError(
             f"{what} of {name} mix whole numbers and strings (such as {texts[0]!r}); pass all of "
@@ -331,6 +335,9 @@ def _read_embedding(where: str, cell: Any, column: str) -> FloatArray:
 
 def read_times(values: Any, name: str, start: int = 0) -> DoubleArray:
     """Seconds since 1970 of dates, or of numbers that are such seconds."""
+    dates = values if isinstance(values, np.ndarray) and values.dtype.kind == "M" else None
+    if dates is not None and dates.ndim == 1 and not np.isnat(dates).any():
+        return np.asarray(dates.astype("datetime64[us]").astype(np.int64) / 1e6)
     expected = f"{name} must be dates such as 2026-05-01T12:00:00, or seconds since 1970"
     return _read_numbers(values, _read_seconds, expected, start)
 

@@ -14,8 +14,13 @@ from nnnorm.files import write_whole
 from nnnorm.index import ENGINES, build_index, open_backend, open_index
 from nnnorm.index.engines import load_engine
 from nnnorm.index.folder import FolderBackend
+from nnnorm.index.sql import SqlBackend
 
 LOCAL = [name for name in ENGINES if issubclass(load_engine(name), FolderBackend)]
+# Those that are one file, unlike a server's.
+DATABASES = [
+    name for name in ENGINES if issubclass(load_engine(name), SqlBackend) and name != "pgvector"
+]
 each_local = pytest.mark.parametrize("engine", LOCAL)
 
 
@@ -89,7 +94,7 @@ def test_a_changed_bit_is_found_before_the_engine_opens_the_file(engine, small, 
     assert len(open_index(url)) == 40
 
 
-@pytest.mark.parametrize("engine", [*LOCAL, "sqlite", "duckdb"])
+@pytest.mark.parametrize("engine", [*LOCAL, *DATABASES])
 def test_a_pipe_is_no_index(engine, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(NNNormError, match="pipe"):

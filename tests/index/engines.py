@@ -87,7 +87,7 @@ CASES = [
     Case("pgvector", "{postgres}&table={name}"),
     Case("pgvector hnsw", "{postgres}&table={name}&kind=hnsw&ef=400" + _PLANNER, recall=0.99),
     Case("lancedb", "lancedb:{memory}/lance?table={name}"),
-    Case("lancedb ivf", "lancedb:{memory}/lance?table={name}&kind=ivf&cells=4&probes=4"),
+    Case("lancedb ivf", "lancedb:{memory}/lance?table={name}&kind=ivf"),
     Case("qdrant", "qdrant:{memory}/qdrant?collection={name}", filter=_QDRANT),
     Case("milvus", "milvus:{memory}/milvus.db?collection={name}"),
     Case("milvus hnsw", "milvus:{memory}/milvus.db?collection={name}&kind=hnsw", recall=0.99),

@@ -34,7 +34,7 @@ def faiss_file(folder):
 def hnswlib_file(folder):
     import hnswlib
 
-    index = hnswlib.Index(space="ip", dim=DIM)
+    index = hnswlib.Index(space="cosine", dim=DIM)  # the file of any space is read alike
     index.init_index(max_elements=len(FIRST))
     index.add_items(rows(), YEARS)
     index.save_index(str(folder / "mine.hnsw"))

@@ -192,9 +192,7 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
         if path.suffix == ".npy":
             array = read_npy(path)
             if array.ndim != 1:
-                raise NNNormError(
-                    f"{what} must be one-dimensional; {path} has the shape {array.shape}"
-                )
+                raise ValueError(f"{what} must be one-dimensional; got shape {array.shape}")
             return array
         return path.read_text(encoding="utf-8-sig").splitlines()
     except (ValueError, OSError) as error:

@@ -7,6 +7,7 @@ A version's name is never used twice. A new engine is one file in `engines/` and
 """
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -122,7 +123,7 @@ def whole(default: int, at_least: int = 1, at_most: int = _MOST) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of an engine, given by keyword or in a URL; `int`, `bool`, `str` or `Literal`."""
+    """Options of an engine, given by keyword or in a URL; `int`, `str` or `Literal`."""
 
     @classmethod
     def read(cls: type[_O], engine: str, given: Mapping[str, Any]) -> _O:
@@ -147,10 +148,6 @@ def _read_option(engine: str, name: str, value: Any, kind: Any, bounds: Any) -> 
             value = int(value)
         is_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         is_right = is_number and bounds[0] <= value <= bounds[1]
-    elif kind is bool:
-        expected = "true or false"
-        value = value == "true" if value in ("true", "false") else value
-        is_right = isinstance(value, bool)
     else:
         is_right, expected = isinstance(value, str), "text"
     if not is_right:
@@ -353,8 +350,11 @@ def _lock(file: IO[bytes]) -> None:
         import msvcrt
 
         while True:
-            with contextlib.suppress(OSError):  # after ten seconds
+            try:
                 return msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+            except OSError as error:
+                if error.errno != errno.EDEADLK:  # not just ten seconds of waiting
+                    raise
     else:
         import fcntl
 

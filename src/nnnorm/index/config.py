@@ -22,7 +22,6 @@ from nnnorm.errors import NNNormError
 from nnnorm.index.backend import KINDS, FloatArray, Ids, Items, Kind, Metadata, Metric, Mode
 from nnnorm.ranking import warn_of_scale
 from nnnorm.tables import check_ids
-from nnnorm.version import __version__
 
 FORMAT = "nnnorm.index/2"
 _LONGEST_ID = 1000
@@ -59,7 +58,6 @@ class IndexConfig:
     lowest: float
     highest: float
     reference_norms: Sequence[float] | None
-    written_by: str
     rotated: bool
     previous: int | None = None
     popularity: float | None = None
@@ -183,7 +181,6 @@ def describe_corrector(corrector: Corrector) -> dict[str, Any]:
         "lowest": float(bias.values.min()),
         "highest": float(bias.values.max()),
         "reference_norms": bias.reference_norms,
-        "written_by": __version__,
     }
 
 

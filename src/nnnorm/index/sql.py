@@ -8,7 +8,7 @@ photos                                           a view of the served version, i
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -48,23 +48,17 @@ class SqlBackend(ClientBackend):
     filters = 'a condition in SQL, such as "year > 1999"'
     is_exact = True
     mark: ClassVar[str] = "?"  # of a parameter
+    begin: ClassVar[str] = "BEGIN"  # a transaction
     types: ClassVar[dict[Kind, str]]
     has_views: ClassVar[bool] = True
     _has_list = False  # whether the table of versions is known to exist
+    _is_inside = False  # of a transaction
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         super().__init__(place, **options)
         self._columns_of: dict[str, Mapping[str, Kind]] = {}
 
     # --- what an engine adds ---
-
-    @abstractmethod
-    def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Run a statement."""
-
-    @abstractmethod
-    def transaction(self) -> AbstractContextManager[None]:
-        """All or nothing, also for threads that share the connection; may be nested."""
 
     @abstractmethod
     def _vector_type(self, width: int) -> str:
@@ -81,12 +75,8 @@ class SqlBackend(ClientBackend):
         """Return ids and scores of the k best rows."""
 
     @abstractmethod
-    def _table_names(self) -> set[str]:
-        """Return the names of all tables, without views."""
-
-    @abstractmethod
-    def _column_names(self, table: str) -> list[str]:
-        """Return the names of the columns of a table."""
+    def _has_table(self, name: str) -> bool:
+        """Whether there is a table, not a view, of this name."""
 
     def _read_vector(self, column: str) -> str:
         """Return the expression that reads a vector."""
@@ -97,6 +87,29 @@ class SqlBackend(ClientBackend):
         return np.array(vectors, dtype=np.float32)
 
     # --- statements ---
+
+    def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        done = self.client.execute(statement, values)
+        return done.fetchall() if done.description else []
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing, also for threads that share the connection; may be nested."""
+        with self._turn:
+            if self._is_inside or getattr(self.client, "in_transaction", False):
+                yield
+                return
+            self._execute(self.begin, [])
+            self._is_inside = True
+            try:
+                yield
+                self._execute("COMMIT", [])
+            except BaseException:
+                with suppress(Exception):  # a commit that failed has rolled back already
+                    self._execute("ROLLBACK", [])
+                raise
+            finally:
+                self._is_inside = False
 
     def run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
@@ -118,14 +131,14 @@ class SqlBackend(ClientBackend):
     def _listed(self, column: str, condition: str = "", *values: str) -> list[Any]:
         """Read the list of versions; there is none before the first index is built."""
         if not self._has_list:
-            self._has_list = "nnnorm_indexes" in self._table_names()
+            self._has_list = self._has_table("nnnorm_indexes")
         if not self._has_list:
             return []
         statement = f"SELECT {column} FROM nnnorm_indexes WHERE name = ? {condition}"
         return [row[0] for row in self.run(statement, self.options.table, *values)]
 
     def is_taken(self) -> bool:
-        return self.options.table in self._table_names()
+        return self._has_table(self.options.table)
 
     def served(self) -> str | None:
         found = self._listed("version", "AND served = 1")
@@ -236,7 +249,10 @@ class SqlBackend(ClientBackend):
             if not isinstance(filter, str) or not filter.strip():
                 raise self.wrong_filter(filter)
             where = f"WHERE ({filter})"
-        rows = [self._select(version, vector, k, where, weight) for vector in vectors]
+        rows = []
+        for vector in vectors:
+            with self._turn:
+                rows.append(self._select(version, vector, k, where, weight))
         return Hits.read(rows)
 
     def scan(self, version: str | None) -> Iterator[Items]:
@@ -263,17 +279,18 @@ class SqlBackend(ClientBackend):
 
     def _scan_table(self) -> Iterator[Items]:
         """Yield the rows of a table of the application; all other columns are metadata."""
-        columns = self._column_names(self.options.table)
         own, vector = self.options.id, self.options.embedding
+        table = quote_name(self.options.table)
+        with self.transaction():
+            asked = self.client.execute(f"SELECT * FROM {table} LIMIT 0")
+            columns: list[str] = [column[0] for column in asked.description]
         if own not in columns or vector not in columns:
-            has = f"it has {', '.join(columns)}" if columns else "there is no such table"
             raise NNNormError(
-                f"{self.name} needs the columns {own} and {vector}, and {has}; name them with "
-                "id= and embedding="
+                f"{self.name} needs the columns {own} and {vector}, and it has "
+                f"{', '.join(columns)}; name them with id= and embedding="
             )
         others = [name for name in columns if name not in (own, vector)]
         listed = ", ".join([self._read_vector(quote_name(vector)), *map(quote_name, others)])
-        table = quote_name(self.options.table)
         rows = self.run(f"SELECT {quote_name(own)}, {listed} FROM {table}")
         rows = [row for row in rows if row[1] is not None]
         for some in chunks(rows, BATCH):

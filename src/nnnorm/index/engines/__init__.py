@@ -22,7 +22,6 @@ ENGINES = {
     "milvus": ("nnnorm.index.engines.milvus", "MilvusBackend"),
     "chroma": ("nnnorm.index.engines.chroma", "ChromaBackend"),
 }
-_ALIASES = {"sqlite-vec": "sqlite"}
 # What stands before the // of a server's address; elsewhere a path may hold an @.
 _SERVERS = ("", "http:", "https:", "postgresql:", "postgres:")
 
@@ -44,7 +43,6 @@ def open_backend(url: "str | Backend") -> Backend:
             "order is (url, gallery, corrector)"
         )
     scheme, separator, rest = url.partition(":")
-    scheme = _ALIASES.get(scheme, scheme)
     if not separator or scheme not in ENGINES:
         what = f"there is no engine {scheme!r}" if separator else f"{show_url(url)!r} has no engine"
         raise NNNormError(

@@ -4,8 +4,7 @@ SELECT id, array_inner_product(embedding, $q) - $alpha * bias AS score
 FROM photos ORDER BY score DESC LIMIT 10
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,34 +26,11 @@ class DuckdbBackend(SqlBackend):
         "boolean": "BOOLEAN",
         "text": "VARCHAR",
     }
-    _depth = 0
 
     def _connect(self) -> Any:
         if self.address:
             check_regular(self.address)
         return require("duckdb", "duckdb").connect(self.address or ":memory:")
-
-    def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        done = self.client.execute(statement, list(values))
-        return done.fetchall() if done.description else []
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        with self._turn:
-            if self._depth:
-                yield
-                return
-            self.client.execute("BEGIN")
-            self._depth = 1
-            try:
-                yield
-                self.client.execute("COMMIT")
-            except BaseException:
-                with suppress(Exception):  # a commit that failed has rolled back already
-                    self.client.execute("ROLLBACK")
-                raise
-            finally:
-                self._depth = 0
 
     def _vector_type(self, width: int) -> str:
         return f"FLOAT[{width}]"
@@ -76,24 +52,12 @@ class DuckdbBackend(SqlBackend):
     ) -> list[tuple[Any, float]]:
         score = f"array_inner_product(embedding, $1::FLOAT[{len(vector)}])"
         score += "" if weight is None else f" - {float(weight)!r} * bias"
-        with self._turn:
-            found: list[tuple[Any, float]] = self._execute(
-                f"SELECT id, {score} AS nnnorm_score FROM {self._table(version)} {where} "
-                f"ORDER BY nnnorm_score DESC LIMIT {k}",
-                [vector.tolist()],
-            )
-        return found
-
-    def _table_names(self) -> set[str]:
-        rows = self.run(
-            "SELECT table_name FROM information_schema.tables WHERE table_type <> 'VIEW'"
+        return self._execute(
+            f"SELECT id, {score} AS nnnorm_score FROM {self._table(version)} {where} "
+            f"ORDER BY nnnorm_score DESC LIMIT {k}",
+            [vector.tolist()],
         )
-        return {row[0] for row in rows}
 
-    def _column_names(self, table: str) -> list[str]:
-        rows = self.run(
-            "SELECT column_name FROM information_schema.columns WHERE table_name = ? "
-            "ORDER BY ordinal_position",
-            table,
-        )
-        return [row[0] for row in rows]
+    def _has_table(self, name: str) -> bool:
+        tables = "information_schema.tables WHERE table_type <> 'VIEW'"
+        return bool(self.run(f"SELECT 1 FROM {tables} AND table_name = ?", name))

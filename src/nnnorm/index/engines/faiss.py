@@ -16,7 +16,6 @@ from nnnorm.errors import NNNormError, require
 from nnnorm.index.backend import FloatArray, Ids, Layout, Options, whole
 from nnnorm.index.folder import FolderBackend, Labels, Loaded
 
-_LEAST_TRAINED = 256  # product quantization learns 256 centers
 _REFINED = 4  # times k items that an index of few bits finds first
 _BITS = re.compile(r"(?<!\w)(SQ(4|6|8)|\w*PQ\d|RaBitQ|ITQ|LSH)")
 
@@ -53,23 +52,16 @@ class FaissBackend(FolderBackend):
         factory = self.options.factory
         try:
             index = faiss.index_factory(layout.width, factory, faiss.METRIC_INNER_PRODUCT)
+            if hasattr(index, "hnsw"):
+                index.hnsw.efConstruction = self.options.ef_construction
+            if not index.is_trained:
+                index.train(layout.sample)
         except RuntimeError:
             raise NNNormError(
-                f"the option factory must be an index factory string of Faiss, such as Flat or "
-                f"HNSW32; got {factory!r} for {layout.width} dimensions"
+                "the option factory must be an index factory string of Faiss, such as Flat or "
+                f"HNSW32; got {factory!r}, which doesn't fit {layout.width} dimensions or needs "
+                f"more items than {layout.n_items}"
             ) from None
-        if hasattr(index, "hnsw"):
-            index.hnsw.efConstruction = self.options.ef_construction
-        if not index.is_trained:
-            rows = layout.sample
-            n_lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
-            if n_lists > len(rows):
-                raise NNNormError(
-                    f"the factory {factory} needs at least {n_lists} items; got {len(rows)}"
-                )
-            if len(rows) < _LEAST_TRAINED:
-                rows = np.resize(rows, (_LEAST_TRAINED, layout.width))
-            index.train(rows)
         return index
 
     def _load(self, path: Path, width: int) -> Any:

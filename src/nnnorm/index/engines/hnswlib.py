@@ -5,7 +5,7 @@ hnswlib returns ``1 − product`` as a distance; scores here are products again.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +16,13 @@ from nnnorm.index.folder import FolderBackend, Labels, Loaded
 
 @dataclass(frozen=True, kw_only=True)
 class HnswlibOptions(Options):
-    """Options of hnswlib; `dim` and `metric` are those of a file that is copied."""
+    """Options of hnswlib; `dim` is that of a file that is copied."""
 
     links: int = whole(32, at_least=2, at_most=512)
     ef_construction: int = whole(200)
     ef: int = whole(128)
     threads: int = whole(0, at_least=0, at_most=1024)
     dim: int = whole(0, at_least=0)
-    metric: Literal["ip", "cosine", "l2"] = "ip"
 
 
 class HnswlibBackend(FolderBackend):
@@ -42,8 +41,8 @@ class HnswlibBackend(FolderBackend):
         )
         return index
 
-    def _load(self, path: Path, width: int, space: str = "ip") -> Any:
-        index = require("hnswlib", "hnswlib").Index(space=space, dim=width)
+    def _load(self, path: Path, width: int) -> Any:
+        index = require("hnswlib", "hnswlib").Index(space="ip", dim=width)
         index.load_index(str(path))
         return index
 
@@ -78,9 +77,9 @@ class HnswlibBackend(FolderBackend):
     def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
         if not self.options.dim:
             raise NNNormError(
-                f"{path} doesn't contain its dimension and metric (hnswlib keeps neither); add "
-                "them, as in hnswlib:photos.hnsw?dim=512&metric=cosine"
+                f"{path} doesn't contain its dimension (hnswlib doesn't keep it); add it, as in "
+                "hnswlib:photos.hnsw?dim=512"
             )
-        index = self._load(path, self.options.dim, self.options.metric)
+        index = self._load(path, self.options.dim)
         ids = np.array(index.get_ids_list(), dtype=np.int64)
         return ids, self._vectors(index, ids)

@@ -26,11 +26,10 @@ _KINDS = {"int64": "integer", "double": "float", "bool": "boolean", "string": "t
 
 @dataclass(frozen=True, kw_only=True)
 class LancedbOptions(Options):
-    """`kind` and `cells` of a new index; `probes` of a search; `id`, `embedding` of a copy."""
+    """`kind` of a new index; `probes` of a search; `id`, `embedding` of a copy."""
 
     table: str = "items"
     kind: Literal["flat", "ivf"] = "flat"
-    cells: int = whole(0, at_least=0)
     probes: int = whole(20)
     id: str = "id"
     embedding: str = "vector"
@@ -43,7 +42,7 @@ class LancedbBackend(ServerBackend):
     filters = 'a condition in SQL, such as "year > 1999"'
     atomic_writes = True
     options: LancedbOptions
-    created_by = ("kind", "cells")
+    created_by = ("kind",)
 
     def configure(self) -> None:
         self._tables: dict[str, Any] = {}  # open ones, which see what others write
@@ -116,10 +115,8 @@ class LancedbBackend(ServerBackend):
 
     def finish(self, version: str, config: dict[str, Any]) -> None:
         if self.options.kind == "ivf":
-            table, kind = self._table(self._name(version)), require("lancedb.index", "lancedb")
-            cells = min(self.options.cells, table.count_rows()) or None
-            made = kind.IvfFlat(distance_type="dot", num_partitions=cells)
-            table.create_index("vector", config=made)
+            made = require("lancedb.index", "lancedb").IvfFlat(distance_type="dot")
+            self._table(self._name(version)).create_index("vector", config=made)
         super().finish(version, config)
 
     def swap(self, version: str) -> None:

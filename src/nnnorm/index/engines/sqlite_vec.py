@@ -5,8 +5,7 @@ SQLite.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ class SqliteVecBackend(SqlBackend):
     """An index in a SQLite file."""
 
     engine, options_type = "sqlite-vec", TableOptions
-    metric = "cosine"
+    metric, begin = "cosine", "BEGIN IMMEDIATE"
     types: ClassVar[dict[Kind, str]] = {
         "integer": "INTEGER",
         "float": "REAL",
@@ -56,26 +55,6 @@ class SqliteVecBackend(SqlBackend):
             opened.close()
             raise
         return opened
-
-    def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self.client.execute(statement, values).fetchall()
-        return found
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        with self._turn:
-            client = self.client
-            if client.in_transaction:
-                yield
-                return
-            client.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                client.execute("COMMIT")
-            except BaseException:
-                if client.in_transaction:
-                    client.execute("ROLLBACK")
-                raise
 
     def _vector_type(self, width: int) -> str:
         return "BLOB"
@@ -123,9 +102,7 @@ class SqliteVecBackend(SqlBackend):
             f"{self._vectors(version)} WHERE embedding MATCH ? AND k = ? {among}) v "
             f"JOIN {table} i ON i.key = v.rowid ORDER BY v.distance"
         )
-        with self._turn:
-            found: list[tuple[Any, float]] = self.client.execute(statement, (blob, k)).fetchall()
-        return found
+        return self._execute(statement, [blob, k])
 
     def _scan_after(self, version: str, listed: str, last: list[Any]) -> list[tuple[Any, ...]]:
         after = "WHERE i.id > ?" if last else ""
@@ -139,13 +116,11 @@ class SqliteVecBackend(SqlBackend):
         joined = np.frombuffer(b"".join(vectors), dtype="<f4")
         return joined.reshape(len(vectors), -1).astype(np.float32)
 
-    def _table_names(self) -> set[str]:
+    def _has_table(self, name: str) -> bool:
         if self._client is None and self.address and not Path(self.address).exists():
-            return set()
-        return {row[0] for row in self.run("SELECT name FROM sqlite_master WHERE type = 'table'")}
-
-    def _column_names(self, table: str) -> list[str]:
-        return [row[0] for row in self.run("SELECT name FROM pragma_table_info(?)", table)]
+            return False
+        tables = "sqlite_master WHERE type = 'table'"
+        return bool(self.run(f"SELECT 1 FROM {tables} AND name = ?", name))
 
 
 def _load(opened: Any) -> None:
