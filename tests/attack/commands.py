@@ -109,8 +109,8 @@ MORE = {
     "bank": ["log.parquet --time day --count times --max-references 20 --half-life 30d "
              "-o out.safetensors --json", "log.jsonl --add -o bank.safetensors --json"],
     "encode": ["model --images pictures --texts captions.txt -o out --json",
-               "model --texts captions.csv --text-column caption -o out --json",
-               "model --texts captions.jsonl --text-column caption -o out --json",
+               "model --texts captions.csv:caption -o out --json",
+               "model --texts captions.jsonl:caption -o out --json",
                "model-sounds --audio sounds -o out --json",
                "model --beir beir -o out --json"],
     "tune": [f"{_LEARN} --truth truth.json {_DUAL} --json", f"{_LEARN} {_QRELS} --json"],
@@ -140,7 +140,7 @@ MORE = {
              "--gallery gallery.parquet --references bank.safetensors -o out.json",
              "--corrector corrector.safetensors --items new.npy --json"],
     "explore": [f"{_LEARN} --truth truth.npy --ids ids.npy --metadata metadata.jsonl --export out",
-                f"{_TASK} --corrector corrector.safetensors --recent others.npy --export out",
+                f"{_TASK} --corrector corrector.safetensors --export out",
                 "--index faiss:index-faiss --queries queries.npz --references bank.safetensors "
                 "--export out",
                 f"{_LEARN} --captions items.txt --query-captions asked.txt --reference-captions "
