@@ -230,6 +230,7 @@ class Fuzzer:
         if _is_url(word):
             place = word.partition(":")[2].partition("?")[0]
             return sorted(self.healthy.glob(f"{place}*")) if place.startswith("index-") else []
+        place = word.rpartition("=")[2].partition(":")[0]  # NAME=FILE, FILE:COLUMN
         path = self.healthy / place
         return [path] if place not in ("", ".", "..") and path.exists() else []
 

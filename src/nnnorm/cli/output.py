@@ -187,6 +187,8 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
         ids = read_json(path, f"a list of {what}")
         if not isinstance(ids, list):
             raise NNNormError(f"{path} must hold a list of {what}; got {type(ids).__name__}")
+        if nested := [one for one in ids if isinstance(one, (dict, list))]:
+            raise NNNormError(f"{path} must hold a flat list of {what}; got {nested[0]!r:.60} in it")
         return ids
     try:
         if path.suffix == ".npy":
