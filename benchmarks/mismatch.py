@@ -5,6 +5,10 @@ source of the test queries. The gain of `NNN()` is measured with the past querie
 queries alone, and with `Corrector.fit(…, recent=…)`. More cautious rules (`rules.py`) are measured
 on the recent queries alone.
 
+*Part of the gallery.* 250 past queries and the test queries ask for a random part of the items.
+What `check` expects without labels is compared with what `NNN()` gains in R@1. "Different top-1
+items" are those that the test queries find first, relative to the most there could be.
+
 *Items as past queries.* Half of each set's items are searched. The past queries are items of the
 other half, gallery rows with noise, or queries of which 40 % are gallery rows; own queries show the
 false alarms. "Certain" is with 64 queries, as in `check`, `tune` and with `recent=`.
@@ -22,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import SETS, Case, Floats, Judge, as_floats, cases
+from cases import SETS, Case, Floats, Judge, Search, as_floats, cases, load_set
 from real_sets import RESULTS, points, run_benchmark, table
 from rules import THIRD, Material, shipped
 
@@ -35,6 +39,8 @@ SEEDS = (100, 101)
 KINDS = ("own", "searched", "opposite", "mismatched")
 N_RECENT = 64
 SIZES = (16, 64, 250, 1000, 4000)
+PART_SETS, PARTS = ("clinc150", "apibench"), (1.0, 0.25)
+N_PART_QUERIES, N_PART_DRAWS = 250, 5
 CAUTION = {
     "n/(n + 16)": THIRD,
     "n/(n + 32)": replace(THIRD, doubt=32),
@@ -145,6 +151,45 @@ def caution_table(cells: list[dict[str, Any]]) -> str:
     return table(["rule on 64 recent queries", *titles], rows)
 
 
+# --- queries that ask for a part of the gallery --------------------------------------------------
+
+
+def measure_parts(data: Path, seed: int) -> Iterator[dict[str, Any]]:
+    for number, name in enumerate(PART_SETS):
+        queries, gallery, pairs = load_set(data, name)
+        whole = Search(name, "r1", queries, np.arange(len(queries)), gallery, pairs, queries,
+                       is_searched=True)  # fmt: skip
+        for draw in range(N_PART_DRAWS):
+            rng = np.random.default_rng([seed, 8, number, draw])
+            items = rng.permutation(np.unique(pairs[:, 1]))
+            for part in PARTS:
+                is_asked = np.isin(pairs[:, 1], items[: round(part * len(items))])
+                past, test = np.array_split(rng.permutation(np.unique(pairs[is_asked, 0])), 2)
+                tested, bank = whole.test(np.sort(test)), queries[past[:N_PART_QUERIES]]
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", nnnorm.NNNormWarning)
+                    found = nnnorm.check(gallery, bank, queries=tested.queries, normalize=False)
+                judge = Judge(tested)
+                gain = judge.gains(shipped(Material(gallery, bank))).mean()
+                firsts = judge.scores.argmax(axis=1)
+                cell = {"set": name, "part": part, "seed": seed, "expectation": found.expectation}
+                share = len(np.unique(firsts)) / min(len(test), len(gallery))
+                yield cell | {"top1": round(share, 3), "gain": round(float(gain), 3)}
+
+
+def parts_table(cells: list[dict[str, Any]]) -> str:
+    rows = []
+    for name, part in dict.fromkeys((cell["set"], cell["part"]) for cell in cells):
+        here = [cell for cell in cells if (cell["set"], cell["part"]) == (name, part)]
+        gains, top1 = (np.array([cell[key] for cell in here]) for key in ("gain", "top1"))
+        n_help = sum(cell["expectation"] == "help" for cell in here)
+        gain = f"{points(gains.mean())} ({points(gains.min())})"
+        row = [name, f"{part:.0%}", f"{top1.mean():.2f}", f"{n_help} of {len(here)}", gain]
+        rows.append(row)
+    head = ["set", "items asked for", "different top-1 items", "likely to help", "gain (worst)"]
+    return table(head, rows)
+
+
 # --- items as past queries -----------------------------------------------------------------------
 
 
@@ -235,6 +280,7 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
     return {
         "recent": list(measure_recent(data, seed)),
         "caution": list(measure_caution(data, seed)),
+        "parts": list(measure_parts(data, seed)),
         "items": list(measure_items(data, seed)),
     }
 
@@ -242,6 +288,7 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
 def tables(results: dict[str, Any]) -> str:
     return (
         f"### Recent queries\n\n{recent_tables(results['recent'])}\n\n"
+        f"### Queries that ask for a part of the gallery\n\n{parts_table(results['parts'])}\n\n"
         f"### Items passed as past queries: noticed\n\n{items_tables(results['items'])}\n"
     )
 

@@ -21,7 +21,7 @@ from reproduction.paper import Cell, PaperTable, find_tables
 from reproduction.run import Results, Runner, run_table
 from reproduction.runtime import DEVICES
 from reproduction.synthetic import open_data
-from reproduction.tables import lay_out, make_document, tabulate_overview
+from reproduction.tables import lay_out, make_latex, tabulate_overview
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--normalize", action="store_true", default=None, help="divide rows by their norms")
     add("--json", action="store_true", help="print JSON instead of tables")
     add("--markdown", type=Path, metavar="FILE")
-    add("--latex", type=Path, metavar="FILE")
+    add("--latex", type=Path, metavar="FILE", help="tabulars to copy into a paper")
     add("--plots", type=Path, metavar="FOLDER")
     add("--debug", action="store_true", help="stop at the first error, with its traceback")
     return parser
@@ -209,7 +209,7 @@ class Report:
         if given.markdown is not None:
             _write(given.markdown, "\n\n".join(table.to_markdown() for table in self.tables) + "\n")
         if given.latex is not None:
-            _write(given.latex, make_document(self.tables))
+            _write(given.latex, make_latex(self.tables))
         if given.plots is not None:
             make_folder(given.plots)
             for name, draw in self._figures.items():

@@ -31,10 +31,6 @@ _LETTERS = str.maketrans(
     | {"−": "$-$", "±": r"$\pm$", "₁": "$_1$", "×": r"$\times$", "→": r"$\to$"}
     | {"α": r"$\alpha$", "β": r"$\beta$", "λ": r"$\lambda$", "τ": r"$\tau$", "Δ": r"$\Delta$"}
 )
-_PREAMBLE = r"""\documentclass{article}
-\usepackage[a4paper,landscape,margin=15mm]{geometry}
-\usepackage{booktabs,graphicx}
-\begin{document}"""
 
 
 class _Layout:
@@ -251,53 +247,27 @@ def _digits(metric: str) -> int:
     return _DIGITS.get(metric, 2)
 
 
-# --- LaTeX: plain `tabular` with booktabs, in a document that compiles by itself -----------------
+# --- LaTeX ----------------------------------------------------------------------------------------
 
 
-def make_document(tables: Sequence[Table]) -> str:
-    """Make a document of tables, each on a page of its own and no wider than it."""
-    pages = [_make_page(table) for table in tables]
-    return "\n\n".join([_PREAMBLE, *pages, r"\end{document}"]) + "\n"
+def make_latex(tables: Sequence[Table]) -> str:
+    """Make plain tabulars with booktabs' rules, each below its title as a comment."""
+    return "\n\n".join(f"% {table.title}\n{_make_tabular(table)}" for table in tables) + "\n"
 
 
-def make_tabular(table: Table) -> str:
-    """Make the tabular of a table, to be copied into a paper."""
-    bold = [{column for place, column in table.bold if place == n} for n in range(len(table.rows))]
-    body = [_make_line(row, marked) for row, marked in zip(table.rows, bold, strict=True)]
+def _make_tabular(table: Table) -> str:
     sides = "l" + "r" * (len(table.columns) - 1)
-    lines = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", *_make_groups(table.groups)]
-    lines += [_make_line(table.columns), r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
-    return "\n".join(lines)
-
-
-def _make_page(table: Table) -> str:
-    caption = " ".join([f"{table.title.rstrip('.')}.", *table.notes]).translate(_LETTERS)
-    fitted = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
-    return "\n".join(
-        [
-            r"\noindent",
-            fitted,
-            f"{make_tabular(table)}}}",
-            rf"\par\medskip {caption}",
-            r"\clearpage",
+    lines = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule"]
+    if table.groups:
+        groups = [
+            (group.translate(_LETTERS), len(list(some))) for group, some in groupby(table.groups)
         ]
-    )
-
-
-def _make_groups(groups: Sequence[str]) -> list[str]:
-    """Make the line of the groups above the columns, and the rules below them."""
-    if not any(groups):
-        return []
-    cells, rules, place = [], [], 1
-    for group, some in groupby(groups):
-        n_columns = len(list(some))
-        if group:
-            cells.append(rf"\multicolumn{{{n_columns}}}{{c}}{{{group.translate(_LETTERS)}}}")
-            rules.append(rf"\cmidrule(lr){{{place}-{place + n_columns - 1}}}")
-        else:
-            cells += [""] * n_columns
-        place += n_columns
-    return [" & ".join(cells) + r" \\", " ".join(rules)]
+        cells = [rf"\multicolumn{{{n_columns}}}{{c}}{{{group}}}" for group, n_columns in groups]
+        lines.append(" & ".join(cells) + r" \\")
+    lines += [_make_line(table.columns), r"\midrule"]
+    for n, row in enumerate(table.rows):
+        lines.append(_make_line(row, {column for place, column in table.bold if place == n}))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
 def _make_line(cells: Sequence[str], bold: Collection[int] = ()) -> str:
@@ -305,6 +275,5 @@ def _make_line(cells: Sequence[str], bold: Collection[int] = ()) -> str:
     if texts[0].startswith("  "):  # a line that belongs to the row above
         texts[0] = rf"\quad {texts[0].lstrip()}"
     texts = [rf"\textbf{{{text}}}" if n in bold else text for n, text in enumerate(texts)]
-    row = " & ".join(texts)
     # After the \\ of the row above, a bracket would be taken for its argument.
-    return ("{}" if row.startswith("[") else "") + row + r" \\"
+    return ("{}" if texts[0].startswith("[") else "") + " & ".join(texts) + r" \\"

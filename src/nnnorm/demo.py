@@ -5,7 +5,7 @@ before and after, picks three examples and writes the files. `describe_demo` put
 words.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,21 +74,18 @@ class Demo:
 
 
 @quiet(".* rows of references are among")  # "a red star" is written for several pictures
-def run_demo(output: str | Path = "demo-output", *, step: Callable[[str], None] = print) -> Demo:
+def run_demo(output: str | Path = "demo-output") -> Demo:
     """Fit, search before and after, and write a bias, a contact sheet and a plot."""
     folder, shapes = make_folder(output), load_shapes()
     queries, gallery, truth = shapes.queries, shapes.gallery, shapes.truth
-    step("Computing the bias of every picture")
     bias = NNN().fit(gallery, shapes.references)
     bias.save(folder / "bias.safetensors")
-    step("Searching, before and after")
     raw, corrected = (evaluate(queries, gallery, one, truth=truth) for one in (None, bias))
     first, then = (search(queries, gallery, one, k=_N_SHOWN).indices for one in (None, bias))
     was_right, is_right = first[:, 0] == truth, then[:, 0] == truth
     diagnosis = evaluation.diagnose(queries, gallery, bias, truth=truth)
     hubs = evaluation.find_hubs(diagnosis.occurrences).tolist()
     examples = _pick_examples(shapes, first, then, hubs)
-    step("Drawing")
     files, notes = list(_FILES), []
     try:
         figures = {

@@ -109,8 +109,8 @@ MORE = {
     "bank": ["log.parquet --time day --count times --max-references 20 --half-life 30d "
              "-o out.safetensors --json", "log.jsonl --add -o bank.safetensors --json"],
     "encode": ["model --images pictures --texts captions.txt -o out --json",
-               "model --texts captions.csv --text-column caption -o out --json",
-               "model --texts captions.jsonl --text-column caption -o out --json",
+               "model --texts captions.csv:caption -o out --json",
+               "model --texts captions.jsonl:caption -o out --json",
                "model-sounds --audio sounds -o out --json",
                "model --beir beir -o out --json"],
     "tune": [f"{_LEARN} --truth truth.json {_DUAL} --json", f"{_LEARN} {_QRELS} --json"],

@@ -57,8 +57,7 @@ def test_encode_fit_compare_with_a_tiny_model_of_every_kind(workplace, tiny_mode
 def test_a_csv_of_images_and_captions(workplace, tiny_model):
     lines = [f"pictures/picture_{n:02d}.png,a red star" for n in (0, 1, 3)]
     (workplace / "pairs.csv").write_text("\n".join(["file,caption", *lines]) + "\n")
-    both = ["--images", "pairs.csv", "--image-column", "file"]
-    both += ["--texts", "pairs.csv", "--text-column", "caption"]
+    both = ["--images", "pairs.csv:file", "--texts", "pairs.csv:caption"]
     result = run("encode", tiny_model("clip"), *both, "-o", "out", "--device", "cpu")
     assert result.exit_code == 0, result.output
     assert "Embeddings of images" in result.stdout
@@ -71,7 +70,7 @@ def test_a_column_of_jsonl_is_encoded_and_not_its_json(workplace, tiny_model):
     (workplace / "captions.jsonl").write_text('{"id": 1, "caption": "a red star"}\n')
     (workplace / "captions.txt").write_text("a red star\n")
     encode = ["encode", tiny_model("clip"), "--device", "cpu", "--texts"]
-    jsonl = run(*encode, "captions.jsonl", "--text-column", "caption", "-o", "jsonl")
+    jsonl = run(*encode, "captions.jsonl:caption", "-o", "jsonl")
     assert jsonl.exit_code == 0, jsonl.output
     assert run(*encode, "captions.txt", "-o", "txt").exit_code == 0
     rows = [np.asarray(nnnorm.open_embeddings(f"{name}/text_emb")) for name in ("jsonl", "txt")]
@@ -173,9 +172,9 @@ def test_models_of_the_wrong_kind_are_refused(workplace, tiny_model):
 
 def test_missing_and_senseless_options_are_said(workplace, tiny_model):
     clip = tiny_model("clip")
-    assert_fails(run("encode", clip, "-o", "out"), "nothing to encode; pass --images, --texts")
-    result = run("encode", clip, "-o", "out", "--texts", "captions.txt", "--image-column", "a")
-    assert_fails(result, "--image-column needs its table")
+    assert_fails(run("encode", clip, "-o", "out"), "pass --images, --texts and --audio, any of")
+    result = run("encode", clip, "-o", "out", "--texts", "captions.txt:caption")
+    assert_fails(result, "captions.txt is not a table and has no column 'caption'")
     result = run("encode", clip, "-o", "out", "--texts", "captions.txt", "--device", "warp:9")
     assert_fails(result, "device 'warp:9' can't be used here")
     assert (
@@ -190,7 +189,7 @@ def test_bad_inputs_and_types_are_one_sentence_and_finished_work_is_kept(workpla
     assert run(*encode, "--texts", "bank.txt").exit_code == 0
     before = sorted((workplace / "out/text_emb").iterdir())
     parquet.write_table(pyarrow.table({"title": ["a"], "n": [1]}), "captions.parquet")
-    result = run(*encode, "--texts", "captions.parquet", "--text-column", "caption")
+    result = run(*encode, "--texts", "captions.parquet:caption")
     assert_fails(result, "needs the column caption; caption is not there, it has: title, n")
     (workplace / "urls.txt").write_text("https://example.org/a.jpg\n")
     assert_fails(run(*encode, "--images", "urls.txt"), "is a URL; download its files first")

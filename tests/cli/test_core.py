@@ -223,7 +223,7 @@ def test_the_demo_fits_on_one_screen_and_names_its_files(demo):
 
 @pytest.mark.slow
 def test_the_demo_prints_all_figures_as_json(tmp_path, monkeypatch, demo):
-    monkeypatch.setattr("nnnorm.demo.run_demo", lambda output, step: demo.figures)
+    monkeypatch.setattr("nnnorm.demo.run_demo", lambda output: demo.figures)
     printed = json.loads(run("demo", "--json", "-o", str(tmp_path)).stdout)
     before, after = printed["before"], printed["after"]
     assert after["recall_at_1"] > before["recall_at_1"] + 0.01
@@ -500,3 +500,19 @@ def test_without_a_terminal_there_is_no_bar(files):
     assert done.returncode == 0
     assert "Searching" not in done.stderr
     assert json.loads(done.stdout)["n_queries"] == 11
+
+
+def test_ids_that_are_a_matrix_are_one_sentence(files):
+    np.save("matrix.npy", np.zeros((23, 2), dtype=np.int64))
+    words = "(ids must be one-dimensional; got shape (23, 2)); expected .npy"
+    assert_fails(search("--ids", "matrix.npy"), words)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell closes the output")
+def test_a_closed_or_broken_output_is_no_fault_of_ours(files):
+    line = f"{sys.executable} -m nnnorm search --gallery gallery.npy --queries queries.npy"
+    for end in (">&-", "--json >&-", "| head -1", "--json | head -1"):
+        done = subprocess.run(f"{line} {end}", shell=True, capture_output=True, text=True)
+        assert "Traceback" not in done.stderr
+        assert "fault of nnnorm" not in done.stderr

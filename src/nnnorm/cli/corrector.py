@@ -99,10 +99,18 @@ def scan(
     """Find items that look adversarial or corrupt. Exit code 0: none, 3: some to remove."""
     check_output(output, [gallery, references, corrector, items, ids], ".txt", ".json")
     named = read_ids(ids)
+    others = (gallery, references, budget)
     if items is None and gallery is None:
         raise NNNormError("give --gallery, or --items with --corrector")
+    if items is not None and (corrector is None or any(one is not None for one in others)):
+        raise NNNormError(
+            "--items are compared with a corrector, one by one; pass --corrector, and leave out "
+            "--gallery, --references and --budget"
+        )
     with show_progress("Judging the items") as progress:
-        if items is None:
+        if items is not None and corrector is not None:
+            found = evaluation.screen(corrector, items, ids=named, progress=progress)
+        else:
             found = evaluation.scan(
                 gallery,
                 references,
@@ -112,18 +120,6 @@ def scan(
                 normalize=normalize,
                 progress=progress,
             )
-        elif corrector is None or gallery is not None or references is not None:
-            raise NNNormError(
-                "--items needs a corrector; pass --corrector, and leave out --gallery and "
-                "--references"
-            )
-        elif budget is not None:
-            raise NNNormError(
-                "new items are scanned one by one, so --budget doesn't apply to --items; leave "
-                "it out"
-            )
-        else:
-            found = evaluation.screen(corrector, items, ids=named, progress=progress)
     if output is not None:
         found.save(output)
         print_note(f"The ids of {len(found.to_remove):,} items are in {output}")

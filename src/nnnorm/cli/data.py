@@ -8,7 +8,7 @@ from typing import Any, Literal
 from nnnorm import datasets
 from nnnorm.cli.app import command
 from nnnorm.cli.options import FOLDER
-from nnnorm.cli.output import Answer, Facts, print_note, show_progress, show_steps, write_command
+from nnnorm.cli.output import Answer, Facts, print_note, show_progress, split_column, write_command
 from nnnorm.encoders import (
     Dtype,
     Encoder,
@@ -24,19 +24,16 @@ from nnnorm.files import make_folder, write_whole
 
 
 @command(
-    "encode openai/clip-vit-base-patch32 --images photos/ --texts captions.csv "
-    "--text-column caption -o embeddings",
+    "encode openai/clip-vit-base-patch32 --images photos/ --texts captions.csv:caption "
+    "-o embeddings",
     output=FOLDER,
 )
 def encode(
     model: str,
     output: Path,
     images: Path | None = None,
-    image_column: str | None = None,
     texts: Path | None = None,
-    text_column: str | None = None,
     audio: Path | None = None,
-    audio_column: str | None = None,
     beir: Path | None = None,
     split: str = "test",
     library: Library | None = None,
@@ -46,19 +43,19 @@ def encode(
     batch_size: int = 32,
 ) -> Answer:
     """Encode images, texts or sounds as embeddings with a model."""
-    sources: dict[Modality, tuple[Path | None, str | None]] = {
-        "images": (images, image_column),
-        "texts": (texts, text_column),
-        "audio": (audio, audio_column),
-    }
-    found = None
-    if beir is not None:
-        if any(part for source in sources.values() for part in source):
-            raise NNNormError("--beir has its own texts; leave out the other inputs")
-        found = datasets.read_beir(beir, split)
-    wanted = {} if found else _list_items(sources)
-    with show_steps() as step:
-        step(f"Loading {model}")
+    sources: dict[Modality, Path | None] = {"images": images, "texts": texts, "audio": audio}
+    given = {modality: source for modality, source in sources.items() if source is not None}
+    if bool(given) == (beir is not None):
+        raise NNNormError(
+            "pass --images, --texts and --audio, any of them, or else --beir, which has its own "
+            "texts"
+        )
+    found = None if beir is None else datasets.read_beir(beir, split)
+    wanted: dict[Modality, Sequence[Any]] = {}
+    for modality, source in given.items():
+        table, column = split_column(source)
+        wanted[modality] = list_inputs(table, modality, column)
+    with show_progress(f"Loading {model}"):
         encoder = load_encoder(
             model, library=library, revision=revision, device=device, dtype=dtype
         )
@@ -100,22 +97,6 @@ def _show(title: str, about: dict[str, Any]) -> Facts:
     names = ("folder", "n_rows", "dim", "dtype", "n_resumed", "n_texts_cut", "model")
     kept = (*names, "normalization")
     return Facts(title, {name: about[name] for name in kept if name in about})
-
-
-def _list_items(
-    sources: dict[Modality, tuple[Path | None, str | None]],
-) -> dict[Modality, Sequence[Any]]:
-    """List the items of each modality for which a source was given."""
-    wanted: dict[Modality, Sequence[Any]] = {}
-    for modality, (source, column) in sources.items():
-        if source is None and column is not None:
-            option = modality.removesuffix("s")
-            raise NNNormError(f"--{option}-column needs its table; pass it, or leave it out")
-        if source is not None:
-            wanted[modality] = list_inputs(source, modality, column)
-    if not wanted:
-        raise NNNormError("nothing to encode; pass --images, --texts, --audio or --beir")
-    return wanted
 
 
 def _run(

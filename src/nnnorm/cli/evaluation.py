@@ -1,6 +1,5 @@
 """The commands that measure a search: check, evaluate, tune, compare, audit."""
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -120,18 +119,16 @@ def _next_commands(
 def _fit_command(
     files: Mapping[str, Any], method: MethodName, params: Mapping[str, Any], normalize: bool | None
 ) -> list[str]:
-    """The command that fits a setting; numbers are written so that they are read as the same."""
+    """The command that fits a setting."""
     plain = ("reference_k", "alpha")
-    parts = write_command("fit", files)
-    if method != NNN().name:
-        parts.append(f"--method {method}")
-    for name, value in params.items():
-        text = str(value).lower() if isinstance(value, (bool, str)) else repr(value)
-        text = shlex.quote(str(value)) if isinstance(value, Path) else text
-        parts.append(
-            f"--{name.replace('_', '-')} {text}" if name in plain else f"--set {name}={text}"
-        )
-    return [*parts, *write_command("", {"-o": "bias.safetensors", "normalize": normalize})[1:]]
+    options = {**files, "method": None if method == NNN().name else method}
+    options |= {name: params[name] for name in plain if name in params}
+    others = [(name, value) for name, value in params.items() if name not in plain]
+    options["set"] = [
+        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in others
+    ]
+    return write_command("fit", {**options, "-o": "bias.safetensors", "normalize": normalize})
 
 
 @command(

@@ -12,7 +12,7 @@ import typer
 
 from nnnorm.cli.app import command
 from nnnorm.cli.options import FOLDER, Line
-from nnnorm.cli.output import Answer, print_parts, read_ids, show_progress, show_steps
+from nnnorm.cli.output import Answer, print_parts, read_ids, show_progress
 from nnnorm.errors import NNNormError, NNNormWarning, require, warn
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def demo(output: Path = Path("demo-output"), as_json: bool = False) -> Answer:
 
     if not as_json:
         print_parts([introduce_demo()])
-    with show_steps() as step:
-        done = run_demo(output, step=step)
+    with show_progress("Searching, before and after"):
+        done = run_demo(output)
     return Answer(done.to_dict(), [] if as_json else list(describe_demo(done)))
 
 

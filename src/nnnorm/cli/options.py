@@ -6,6 +6,7 @@ them from this table. A command may replace a line with one of its own.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -29,21 +30,10 @@ class Line:
     is_argument: bool = False
 
 
-def _input(text: str, value: str | None = None) -> Line:
-    return Line("Input", text, value)
-
-
-def _argument(text: str, value: str | None = None) -> Line:
-    return Line("Input", text, value, is_argument=True)
-
-
-def _setting(text: str, value: str | None = None, **more: Any) -> Line:
-    return Line("Settings", text, value, **more)
-
-
-def _output(text: str, value: str | None = None, **more: Any) -> Line:
-    return Line("Output", text, value, **more)
-
+_input = partial(Line, "Input")
+_argument = partial(Line, "Input", is_argument=True)
+_setting = partial(Line, "Settings")
+_output = partial(Line, "Output")
 
 LINES = {
     # --- input
@@ -59,7 +49,7 @@ LINES = {
     "gallery": _input("Items to search: .npy, .npz, .parquet or a folder."),
     "queries": _input("Queries: .npy, .npz, .parquet or a folder."),
     "references": _input("Past queries: the same, or from `nnnorm bank`."),
-    "truth": Line("Input", "Right items: .npy, .json, or qrels.", flags=("--truth", "--qrels")),
+    "truth": _input("Right items: .npy, .json, or qrels.", flags=("--truth", "--qrels")),
     "bias": _input("Written by `nnnorm fit`."),
     "corrector": _input("Written by `nnnorm fit --save-corrector`."),
     "recent": _input("Recent queries from your own traffic."),
@@ -75,12 +65,9 @@ LINES = {
     "validation_queries": _input("Queries to tune on; default: cross-fitting."),
     "validation_truth": _input("Right items of the validation queries."),
     "groups": _input("Group of each item: one per line, or TABLE:COLUMN."),
-    "images": _input("Images: folder, list of paths, table, tar files."),
-    "image_column": _input("Column with the images.", "NAME"),
-    "texts": _input("Texts: one per line, table, tar files."),
-    "text_column": _input("Column with the texts.", "NAME"),
-    "audio": _input("Sounds: folder, list of paths, table, tar files."),
-    "audio_column": _input("Column with the sounds.", "NAME"),
+    "images": _input("Images: folder, list of paths, TABLE:COLUMN, tar files."),
+    "texts": _input("Texts: one per line, TABLE:COLUMN, tar files."),
+    "audio": _input("Sounds: folder, list of paths, TABLE:COLUMN, tar files."),
     "beir": _input("BEIR folder: corpus, queries, qrels.", "FOLDER"),
     "split": _input("Queries of qrels/NAME.tsv.", "NAME"),
     "column": _input("Column with the embeddings.", "NAME"),

@@ -117,7 +117,7 @@ def print_parts(parts: Sequence[Any]) -> None:
             _console().print(clean(part, keep="\n"))
         else:
             part.print()
-    sys.stdout.flush()  # what comes next may take long
+    print(end="", flush=True)  # what comes next may take long
 
 
 def _console() -> Any:
@@ -132,14 +132,14 @@ def _console() -> Any:
 def write_command(name: str, options: Mapping[str, Any]) -> list[str]:
     """Write a command as a shell takes it, in parts that belong together."""
     parts = [f"nnnorm {name}"]
-    for option, value in options.items():
+    for option, given in options.items():
         flag = option if option.startswith("-") else f"--{option.replace('_', '-')}"
-        if value is True:
-            parts.append(flag)
-        elif value is False and option == "normalize":
-            parts.append("--no-normalize")
-        elif value is not None and value is not False:
-            parts.append(f"{flag} {shlex.quote(str(value))}" if option else shlex.quote(str(value)))
+        for value in given if isinstance(given, list) else [given]:
+            if isinstance(value, bool):
+                parts.append(flag if value else f"--no{flag[1:]}")
+            elif value is not None:
+                text = shlex.quote(str(value))
+                parts.append(f"{flag} {text}" if option else text)
     return parts
 
 
@@ -190,7 +190,10 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
         return ids
     try:
         if path.suffix == ".npy":
-            return read_npy(path)
+            array = read_npy(path)
+            if array.ndim != 1:
+                raise ValueError(f"{what} must be one-dimensional; got shape {array.shape}")
+            return array
         return path.read_text(encoding="utf-8-sig").splitlines()
     except (ValueError, OSError) as error:
         raise NNNormError(
@@ -204,10 +207,17 @@ def read_groups(given: Path | None) -> Any:
 
     if given is None:
         return None
-    table, _, column = (given, "", "") if given.is_file() else str(given).rpartition(":")
-    if Path(table).suffix not in TABLE_SUFFIXES:
-        return read_ids(given, "groups")
-    return read_column(table, column or None)
+    table, column = split_column(given)
+    is_table = table.suffix in TABLE_SUFFIXES and table.is_file()
+    return read_column(table, column) if is_table else read_ids(given, "groups")
+
+
+def split_column(given: Path) -> tuple[Path, str | None]:
+    """Split TABLE:COLUMN; a path that exists as it is has no column."""
+    table, _, column = str(given).rpartition(":")
+    if given.exists() or not (table and column and Path(table).exists()):
+        return given, None
+    return Path(table), column
 
 
 def read_settings(pairs: Sequence[str] | None, **others: str | None) -> dict[str, Any]:
@@ -247,26 +257,14 @@ def show_progress(label: str, interrupted: str = "") -> Iterator["Progress | Non
             yield None
             return
         from rich.console import Console
+        from rich.markup import escape
         from rich.progress import Progress as Bar
 
         with Bar(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(label, total=None)
+            task = bar.add_task(escape(clean(label)), total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(*filter(None, [interrupted])) from None
-
-
-@contextmanager
-def show_steps() -> Iterator[Callable[[str], None]]:
-    """One line on stderr that shows what is being done, while that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    with Console(stderr=True).status("Starting") as status:
-        yield lambda text: status.update(Text(f"{clean(text)} …"))
 
 
 # --- rankings ------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ _WITHOUT_LABELS: dict[Expectation, Verdict] = {
 }
 _UNBROKEN = "\N{NO-BREAK SPACE}"  # between a name and its number
 _EXPECTATIONS: dict[Expectation, str] = {
-    "help": "expected to help",
+    "help": "likely to help if your queries ask for all of the gallery",
     "little": "little to expect",
     "unclear": "not clear that it helps",
 }

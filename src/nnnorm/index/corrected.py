@@ -312,7 +312,7 @@ class CorrectedIndex:
         items = corrector.open(rows, "items")
         named = items.ids if ids is None else ids
         if named is None:
-            raise NNNormError("new items need ids; pass ids=, one per row")
+            raise NNNormError("new items need ids; pass ids= (--ids), one per row")
         given = check_item_ids(named, len(items))
         entries = check_metadata(metadata, len(items))
         labels = read_groups(groups, given.tolist(), entries)
@@ -321,7 +321,7 @@ class CorrectedIndex:
             if not replaces and (there := self.backend.present(version, given)).any():
                 raise NNNormError(
                     f"{self.backend.name} has the id {given[there][0].item()!r} already; use "
-                    "upsert to replace items, or choose other ids"
+                    "upsert (--replace) to replace items, or choose other ids"
                 )
             vectors, bias = config.transform_items(items.rows(0, len(items)), values)
             write = self.backend.upsert if replaces else self.backend.add
