@@ -52,7 +52,8 @@ def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], 
     path = os.fspath(source)
     url = _URL.match(path)
     if url is None or url[1] == "file":
-        path = path if url is None else f"/{url[2]}"
+        if url is not None:
+            path = url[2] if Path(url[2]).drive else f"/{url[2]}"  # file:///C:/photos.npy
         full = f"{name} ({path})"
         files = _list_files(Path(path), full)
     else:

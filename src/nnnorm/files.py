@@ -21,6 +21,8 @@ import numpy.typing as npt
 from nnnorm.errors import NNNormError, first_line, keep_interrupts
 
 _STRAY_SECONDS = 3600
+# Windows can't replace a file while another process reads it: seconds between attempts.
+_WAITS = (0.01, 0.03, 0.1, 0.3, 1.0) if os.name == "nt" else ()
 _FULL = re.compile("(?i)no space left|disk (is )?full|quota exceeded|not enough space")
 # The folder of a container's memory limit (cgroup v2).
 _GROUP = "/sys/fs/cgroup"
@@ -97,9 +99,9 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        if target.exists():
+        if os.name == "posix" and target.exists():
             temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-        os.replace(temporary, target)
+        _replace(temporary, target)
     except OSError as error:
         reason = "the disk is full" if is_disk_full(error) else error.strerror or error
         raise NNNormError(
@@ -108,6 +110,14 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _replace(source: Path, target: Path) -> None:
+    for seconds in _WAITS:
+        with contextlib.suppress(PermissionError):
+            return os.replace(source, target)
+        time.sleep(seconds)
+    os.replace(source, target)
 
 
 def is_disk_full(error: BaseException | None) -> bool:

@@ -1,3 +1,3 @@
 """The version, where the build and every saved file find it."""
 
-__version__ = "0.2.0.dev0"
+__version__ = "1.0.0rc1"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nnnorm import files
 from nnnorm.errors import NNNormError
 from nnnorm.files import check_writable, make_folder, write_whole
 
@@ -116,6 +117,26 @@ def test_two_writers_at_once_never_mix(target):
     write_whole(target, write)
     assert target.read_bytes() == NEW
     assert list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("n_readers", [2, 9])
+def test_a_target_that_windows_keeps_for_its_readers_is_tried_again(target, monkeypatch, n_readers):
+    replace, held = os.replace, [PermissionError(errno.EACCES, "Access is denied")] * n_readers
+
+    def replace_if_free(*paths):
+        if held:
+            raise held.pop()
+        replace(*paths)
+
+    monkeypatch.setattr(files, "_WAITS", (0, 0, 0))
+    monkeypatch.setattr(os, "replace", replace_if_free)
+    if n_readers > 3:
+        with pytest.raises(NNNormError, match="Access is denied; nothing was changed"):
+            write_whole(target, write_new)
+        assert_untouched(target)
+    else:
+        write_whole(target, write_new)
+        assert target.read_bytes() == NEW
 
 
 @posix_only

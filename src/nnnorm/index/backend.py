@@ -7,6 +7,7 @@ A version's name is never used twice. A new engine is one file in `engines/` and
 """
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -353,8 +354,11 @@ def _lock(file: IO[bytes]) -> None:
         import msvcrt
 
         while True:
-            with contextlib.suppress(OSError):  # after ten seconds
+            try:
                 return msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+            except OSError as error:
+                if error.errno != errno.EDEADLK:  # not just ten seconds of waiting
+                    raise
     else:
         import fcntl
 
