@@ -66,7 +66,7 @@ def run_server(n_items: int, n_queries: int) -> int:
     started = time.perf_counter()
     session = Session(make_material(n_items, n_queries))
     seconds = time.perf_counter() - started
-    session.map.wait()  # the first look at a map is not a move of a slider
+    session.map.result()  # the first look at a map is not a move of a slider
     opened = listen(port=0)
     print(json.dumps({"port": opened.getsockname()[1], "seconds": seconds}), flush=True)
     serve(session, opened)
@@ -238,7 +238,7 @@ def main() -> int:
     results = {
         "machine": machine(),
         "load_average": os.getloadavg()[1],  # what else ran on the machine shows in all figures
-        "versions": {name: version(name) for name in ("numpy", "fastapi", "uvicorn")},
+        "versions": {name: version(name) for name in ("numpy", "starlette", "uvicorn")},
         "moves": [measure_moves(n, asked, options.moves) for n, asked in sizes.items()],
         "load": measure_load(5_000, 5_000, 10.0 if options.small else options.seconds),
     }

@@ -1,9 +1,11 @@
 """Peak memory of a fit on memory-mapped files: 200,000 x 256 float16 items, 20,000 references.
 
 Counts anonymous memory (RssAnon: what the process itself allocated, without mapped files) above
-what it held before the fit, sampled every 5 ms. Linux only. The fit is the automatic NNN.
+what it held before, sampled every 5 ms. Linux only. The fit is the automatic NNN; --tune measures
+the grid of `tune` on 1,000 queries instead, of which the budget is 128 MB and the bar 192 MB at
+--n-references 50000 --dim 512.
 
-    python benchmarks/memory.py [--n-gallery N] [--n-references N] [--budget MB] [--json FILE]
+    python benchmarks/memory.py [--tune] [--n-gallery N] [--n-references N] [--dim N] [--budget MB]
 """
 
 import argparse
@@ -62,16 +64,25 @@ class Peak:
         return (self.highest - self.before) / 2**20
 
 
-def measure(n_gallery: int, n_references: int, dim: int, budget_mb: int) -> dict[str, Any]:
+def measure(n_gallery: int, n_references: int, dim: int, budget_mb: int, *, is_tune: bool) -> Any:
+    budget = budget_mb * 2**20
     with tempfile.TemporaryDirectory() as folder:
         gallery, references = Path(folder, "gallery.npy"), Path(folder, "references.npy")
         write_embeddings(gallery, n_gallery, dim, seed=0)
         write_embeddings(references, n_references, dim, seed=1)
+        rows = np.arange(0, n_gallery, n_gallery // 1000)
+        noise = np.random.default_rng(2).normal(size=(len(rows), dim)) / dim**0.5
+        queries = np.load(gallery, mmap_mode="r")[rows] + noise
         started = time.perf_counter()
         with Peak() as peak:
-            bias = nnnorm.NNN().fit(gallery, references, memory_budget=budget_mb * 2**20)
+            if is_tune:
+                asked = {"queries": queries, "truth": rows, "normalize": True}
+                bias = nnnorm.tune(gallery, references, memory_budget=budget, **asked).bias
+            else:
+                bias = nnnorm.NNN().fit(gallery, references, memory_budget=budget)
         seconds = time.perf_counter() - started
     return {
+        "call": "tune" if is_tune else "fit",
         "n_gallery": n_gallery,
         "n_references": n_references,
         "dim": dim,
@@ -87,20 +98,25 @@ def measure(n_gallery: int, n_references: int, dim: int, budget_mb: int) -> dict
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tune", action="store_true", help="tune a grid instead of one fit")
     parser.add_argument("--n-gallery", type=int, default=200_000)
     parser.add_argument("--n-references", type=int, default=20_000)
-    parser.add_argument("--budget", type=int, default=512, help="MB")
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--budget", type=int, help="MB; by default 512, of --tune 128")
     parser.add_argument("--json", type=Path, help="write the result there")
     options = parser.parse_args()
     if not Path("/proc/self/status").exists():
         print("this benchmark reads /proc and needs Linux", file=sys.stderr)
         return 1
-    result = measure(options.n_gallery, options.n_references, 256, options.budget)
-    print("| gallery x references | budget MB | peak extra MB | seconds |")
-    print("|---|---|---|---|")
+    sizes = options.n_gallery, options.n_references, options.dim
+    budget = options.budget or (128 if options.tune else 512)
+    result = measure(*sizes, budget, is_tune=options.tune)
+    print("| call | gallery x references | budget MB | peak extra MB | seconds |")
+    print("|---|---|---|---|---|")
     print(
-        f"| {result['n_gallery']:,} x {result['n_references']:,} x 256 float16, mapped "
-        f"| {result['budget_mb']} | {result['peak_extra_mb']} | {result['seconds']} |"
+        f"| {result['call']} | {result['n_gallery']:,} x {result['n_references']:,} x "
+        f"{result['dim']} float16, mapped | {result['budget_mb']} | {result['peak_extra_mb']} "
+        f"| {result['seconds']} |"
     )
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")

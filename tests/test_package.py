@@ -21,7 +21,7 @@ HEAVY = {"torch", "pyarrow", "faiss", "pandas", "scipy", "matplotlib", "rich", "
 HEAVY |= {"transformers", "sentence_transformers", "tokenizers", "PIL", "soundfile"}
 HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec"}
 HEAVY |= {"qdrant_client", "psycopg", "lancedb", "chromadb", "pymilvus"}
-HEAVY |= {"fastapi", "starlette", "uvicorn", "ray", "fsspec"}
+HEAVY |= {"starlette", "uvicorn", "ray", "fsspec"}
 HEAVY |= {"langchain_core", "llama_index", "haystack", "mteb", "datasets", "pyspark"}
 
 

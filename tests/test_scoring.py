@@ -1,6 +1,7 @@
 import multiprocessing
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -248,3 +249,17 @@ def test_an_error_in_a_strip_reaches_the_caller_and_stops_the_others(monkeypatch
     with pytest.raises(ValueError, match="in a strip"):
         list(strips_in_order(work, 1000, 1, threading.Event()))
     assert len(begun) < 10
+
+
+def test_results_that_were_used_are_not_held(monkeypatch):
+    """A grid keeps the 512 best scores of a strip: all strips at once would be gigabytes."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    made = []
+
+    def work(start, stop):
+        result = np.empty(stop - start)
+        made.append(weakref.ref(result))
+        return result
+
+    for _ in strips_in_order(work, 100, 1):
+        assert sum(result() is not None for result in made) <= 8

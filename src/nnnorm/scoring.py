@@ -24,6 +24,7 @@ import itertools
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -465,13 +466,13 @@ def strips_in_order(
     # A BLAS on OpenMP has one limit per thread, so every worker sets its own.
     pool = ThreadPoolExecutor(n_threads, "nnnorm", _limit_blas)
     with one_blas_thread(), pool:
-        futures: list[Future[Any]] = []
+        futures: deque[Future[Any]] = deque()
         try:
             for number, start in enumerate(starts):
                 # Only a few strips ahead of the consumer, so that few results are held.
-                for ahead in starts[len(futures) : number + 2 * n_threads]:
+                for ahead in starts[number + len(futures) : number + 2 * n_threads]:
                     futures.append(pool.submit(work, ahead, min(ahead + n_strip, n_rows)))
-                yield start, min(start + n_strip, n_rows), futures[number].result()
+                yield start, min(start + n_strip, n_rows), futures.popleft().result()
         finally:
             if stop is not None:
                 stop.set()

@@ -140,7 +140,7 @@ MORE = {
              "--gallery gallery.parquet --references bank.safetensors -o out.json",
              "--corrector corrector.safetensors --items new.npy --json"],
     "explore": [f"{_LEARN} --truth truth.npy --ids ids.npy --metadata metadata.jsonl --export out",
-                f"{_TASK} --corrector corrector.safetensors --recent others.npy --export out",
+                f"{_TASK} --corrector corrector.safetensors --export out",
                 "--index faiss:index-faiss --queries queries.npz --references bank.safetensors "
                 "--export out",
                 f"{_LEARN} --captions items.txt --query-captions asked.txt --reference-captions "

@@ -114,7 +114,7 @@ def test_without_labels_the_bank_says_what_to_expect(hubs, unlabelled):
     first, second = (
         nnnorm.search(hubs.queries, hubs.gallery, some, k=1).indices for some in (None, bias)
     )
-    assert unlabelled.moved == pytest.approx((first != second).mean())
+    assert unlabelled.automatic.moved == pytest.approx((first != second).mean())
     assert unlabelled.automatic.gain is unlabelled.tuned is unlabelled.recall_at_1 is None
 
 
@@ -182,6 +182,23 @@ def test_a_tuned_setting_is_recommended_where_it_is_shown_to_be_better(small_ban
     assert small_bank.chosen is small_bank.tuned
 
 
+def test_past_queries_for_other_items_than_the_labels_are_said_to_inflate_the_gain(hubs):
+    truth, rng = hubs.known["truth"], np.random.default_rng(0)
+    is_past = truth < 150
+    known = {"queries": hubs.queries[~is_past], "truth": truth[~is_past]}
+    found = check(hubs.gallery, hubs.queries[is_past], **known)
+    own = NNN().fit(hubs.gallery[150:], hubs.queries[is_past])
+    within = {"queries": known["queries"], "truth": known["truth"] - 150}
+    assert found.within == gain_of(hubs.gallery[150:], own, **within)
+    assert found.recommended != "tuned"
+    assert "your past queries ask for other items than these queries do" in " ".join(
+        str(found).split()
+    )
+    is_past = rng.random(len(truth)) < 0.5
+    known = {"queries": hubs.queries[~is_past][:400], "truth": truth[~is_past][:400]}
+    assert check(hubs.gallery, hubs.queries[is_past], **known).within is None
+
+
 # --- what to do next -----------------------------------------------------------------------------
 
 
@@ -191,6 +208,12 @@ def test_the_next_lines_of_python_run_and_give_what_was_measured(hubs, small_ban
         exec(line, names)
     tuned = tune(hubs.gallery, hubs.references[:24], **hubs.known)
     np.testing.assert_allclose(names["bias"].correction, tuned.bias.correction, atol=1e-6)
+
+
+def test_a_notebook_shows_the_report(labelled):
+    shown = labelled._repr_html_()
+    assert shown.startswith("<pre>Verdict")
+    assert shown.endswith("</pre>")
 
 
 def test_a_check_is_ready_for_json_and_names_its_hub(hubs):

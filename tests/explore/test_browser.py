@@ -7,7 +7,7 @@ import pytest
 from nnnorm.explore import record
 from tests.explore.conftest import serving
 
-pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")
+pytest.importorskip("starlette", reason="the explorer needs nnnorm[explore]")
 
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -26,9 +26,8 @@ def browser():
 
 @pytest.fixture(scope="module")
 def address(session):
-    session.start()
-    for later in (session.map, session.tuning, session.scan):
-        later.wait()
+    for work in (session.map, session.tuning, session.scan):
+        work.result()
     with serving(session) as port:
         yield f"http://127.0.0.1:{port}/"
 
@@ -233,7 +232,7 @@ def test_the_map_is_lassoed_to_a_list(open_page, address, session, tmp_path):
     download.value.save_as(tmp_path / "selection.txt")
     ids = (tmp_path / "selection.txt").read_text().split()
     assert len(ids) > 0.9 * len(session.gallery)
-    assert int(ids[0]) == session.count_first(None).argmax()
+    assert int(ids[0]) == session.count_hits(None).argmax()
     page.focus("#plane canvas")
     for _ in range(9):
         page.keyboard.press("+")
@@ -300,9 +299,23 @@ def test_no_serious_fault_of_accessibility_and_no_sideways_scrolling(open_page, 
         assert serious == []
 
 
-def test_the_page_of_the_interface_opens(open_page, address):
-    page = open_page(f"{address}docs")
-    page.wait_for_selector("h2:has-text('/api/search')")
+def test_the_map_follows_the_sliders_and_its_tooltip_is_whole(open_page, address):
+    page = open_page(f"{address}#map", width=390)
+    page.wait_for_selector("#selection h2")
+    drawn = page.evaluate("document.querySelector('#plane canvas').toDataURL()")
+    page.focus("#knob-alpha")
+    page.keyboard.press("End")
+    until(page, "document.querySelector('#plane canvas').toDataURL() !== argument", drawn)
+    box = page.locator("#plane").bounding_box()
+    for step in range(60):
+        x, y = box["x"] + box["width"] * (1 - step / 60), box["y"] + box["height"] * 0.7
+        page.mouse.move(x, y)
+        if page.locator(".tip").is_visible():
+            break
+    tip = page.locator(".tip").bounding_box()
+    assert tip["x"] >= box["x"]
+    assert tip["x"] + tip["width"] <= box["x"] + box["width"]
+    assert tip["y"] + tip["height"] <= box["y"] + box["height"]
 
 
 def test_an_exported_page_works_from_disk(open_page, session, tmp_path):

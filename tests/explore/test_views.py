@@ -1,6 +1,5 @@
 """What the page shows is what the package's own functions say."""
 
-import io
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +7,11 @@ import pytest
 
 import nnnorm
 from nnnorm import NNN, NNNormError
-from nnnorm.evaluation import count_occurrences, diagnose, expect_occurrences
+from nnnorm.evaluation import count_occurrences, diagnose, expect_occurrences, find_hubs
 from nnnorm.explore import Material, Session
 from nnnorm.explore.candidates import Candidates
 from nnnorm.explore.projection import project
-from nnnorm.explore.recording import make_table
+from nnnorm.explore.session import result_of
 from nnnorm.explore.views import Views, to_json
 from tests import reference
 
@@ -113,13 +112,10 @@ def test_equal_scores_have_different_places(tied):
 
 
 def test_if_nothing_was_scanned_no_item_is_fine(tied):
-    assert tied.scan.result() is None
+    assert result_of(tied.scan) is None
     views, method = Views(tied), tied.open_method("nnn", {})
     assert set(views.hubs(method)["verdicts"]) <= {"not scanned"}
     assert views.hub(0)["verdict"] == "not scanned"
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = parquet.read_table(io.BytesIO(make_table(views, method)))
-    assert set(table.column("verdict").to_pylist()) == {"not scanned"}
 
 
 def test_hubs_are_those_of_diagnose(session, views):
@@ -136,6 +132,21 @@ def test_hubs_are_those_of_diagnose(session, views):
     assert shown["expected"].sum() == pytest.approx(200, rel=1e-3)
 
 
+def test_if_items_outnumber_queries_hits_are_the_first_ten(material):
+    few = material.queries.subset(np.arange(100))
+    session = Session(replace(material, queries=few, truth=None))
+    views, method = Views(session), session.open_method("nnn", {})
+    ranking = nnnorm.search(few, material.gallery, k=10)
+    counts = count_occurrences(ranking, len(material.gallery))
+    shown = views.hubs(method)
+    assert views.about()["hit_k"] == 10
+    assert shown["hub_before"].tolist() == counts[shown["hubs"]].tolist()
+    assert shown["before"]["max"] == counts.max()
+    hub = int(shown["hubs"][0])
+    assert views.hub(hub)["n_before"] == counts[hub]
+    assert views.hub_now(method, hub)["n_after"] == shown["hub_after"][0]
+
+
 def test_a_hub_lists_its_wrong_queries_and_where_they_go(session, views):
     method, bias = fitted(session, "nnn", {})
     hub = int(views.hubs(method)["hubs"][0])
@@ -150,7 +161,7 @@ def test_a_hub_lists_its_wrong_queries_and_where_they_go(session, views):
     assert sorted(listed) == wrong
     assert before["n_wrong"] == len(wrong)
     is_right = [now[query] in material.right_items(query) for query in listed]
-    assert after["now"].tolist() == now[listed].tolist()
+    assert after["is_still_hit"].tolist() == (now[listed] == hub).tolist()
     assert after["now_is_right"].tolist() == is_right
     assert after["n_freed"] == (now[listed] != hub).sum()
     assert 0 < sum(is_right) < after["n_freed"]
@@ -159,7 +170,7 @@ def test_a_hub_lists_its_wrong_queries_and_where_they_go(session, views):
 def test_a_filter_leaves_the_lists_of_hubs_with_their_numbers(session, views):
     found = views.hubs(session.open_method("nnn", {}), {"background": "navy"})
     is_navy = np.array([cell == "navy" for cell in session.material.metadata["background"]])
-    never = [(session.count_first(some) == 0) & is_navy for some in (None, NNN())]
+    never = [(session.count_hits(some) == 0) & is_navy for some in (None, NNN())]
     assert [found["n_never_before"], found["n_never"]] == [some.sum() for some in never]
     assert found["n_never_before"] - found["n_back"] + found["n_gone"] == found["n_never"]
     assert is_navy[found["never"]].all()
@@ -177,7 +188,7 @@ def test_quality_is_that_of_evaluate(session, views):
 
 
 def test_the_grid_has_the_recall_of_its_cells(session, views):
-    session.tuning.wait()
+    session.tuning.result()
     grid = views.grid()
     cell = next(one for one in grid["cells"] if one["alpha"] == 0.75 and one["reference_k"] == 16)
     params = {name: cell[name] for name in ("reference_k", "alpha", "center")}
@@ -209,7 +220,10 @@ def test_won_queries_are_right_only_with_the_correction(session):
     ]
     assert won.tolist() == np.flatnonzero(hits[0] < hits[1]).tolist()
     assert lost.tolist() == np.flatnonzero(hits[0] > hits[1]).tolist()
-    assert session.choose_example() in won
+    example = session.choose_example()
+    assert example in won
+    hub = session.first(None)[session.chosen == example][0]
+    assert hub in find_hubs(session.count_hits(None))
 
 
 def test_neighbours_stay_near_on_the_plane(session):

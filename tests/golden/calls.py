@@ -309,7 +309,7 @@ def check_with_labels(_):
 def check_without_labels(_):
     data = shapes()
     found = nnnorm.check(data.gallery, data.references[::10], queries=data.queries[:600])
-    return {"verdict": found.verdict, "moved": found.moved, "z": found.z}
+    return {"verdict": found.verdict, "moved": found.automatic.moved, "z": found.z}
 
 
 @golden
@@ -401,7 +401,7 @@ cli("fit_numbers", "params weight", "fit {bank} --reference-k 16 --alpha 0.5 -o 
 cli("search", "", "search {search} --bias {bias} -k 3")
 cli("evaluate", "", "evaluate {labels} --bias {bias}")
 cli("tune", "best uncorrected n_queries n_references", "tune {labels} --references {references}")
-cli("check", "verdict moved reliability", "check {search} --references {references}")
+cli("check", "verdict expectation reliability", "check {search} --references {references}")
 cli("diagnose", "hubs", "evaluate {search} --bias {bias}")
 cli("info", "method n_gallery weight", "info {bias}")
 cli("bank", "n_seen", "bank {references} -o {new}")

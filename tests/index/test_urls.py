@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 SECRET = "Hunter2x"
 OPTIONS = {name: set(load_engine(name).options_type.__dataclass_fields__) for name in ENGINES}
-SERVERS = [name for name in ENGINES if OPTIONS[name] & {"https", "host"}]
+SERVERS = [name for name in ENGINES if OPTIONS[name] & {"collection", "host"}]
 
 
 def told(act):
@@ -73,7 +73,6 @@ def test_a_malformed_url_is_one_sentence_without_the_password(scheme, rest):
         ("sqlite:photos.db?table=a&table=b", "'table' of the sqlite URL is given twice"),
         ("sqlite:photos.db?tabel=a", "sqlite-vec has no option 'tabel'; it has table"),
         ("faiss:photos?ef=many", "ef of faiss must be a whole number"),
-        ("qdrant:photos?https=maybe", "https of qdrant must be true or false"),
         ("milvus:photos.db?kind=ivf", "kind of milvus must be one of flat, hnsw"),
         ("pgvector:?table=" + "x" * 60, "must have at most 48 bytes"),
     ],

@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+import warnings
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +13,14 @@ import typer
 from nnnorm.cli.app import command
 from nnnorm.cli.options import FOLDER, Line
 from nnnorm.cli.output import Answer, print_parts, read_ids, show_progress, show_steps
-from nnnorm.errors import NNNormError, require, warn
+from nnnorm.errors import NNNormError, NNNormWarning, require, warn
 
 if TYPE_CHECKING:
     from socket import socket
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_SECONDS = 5  # between two lines of progress
+_LAST_LINE = [time.monotonic()]
 
 
 @command("demo --output demo-output", output=FOLDER)
@@ -64,7 +68,7 @@ def explore(
 ) -> Answer | None:
     """Explore hubs, results, settings and past queries on a local page; without files, a demo."""
     if export is None:
-        require("fastapi", "explore")
+        require("starlette", "explore")
         require("uvicorn", "explore")
     from nnnorm import explore as explorer
 
@@ -84,35 +88,43 @@ def explore(
     opened = None
     if export is None:
         opened = explorer.listen(host, port)  # before the work, so that a port that is taken shows
-    with show_progress("Reading and scoring") as progress:
-        if any(value is not None for value in files.values()):
-            files |= {"ids": read_ids(ids), "encoder": encoder, "normalize": normalize}
-            material = explorer.open_material(**files)
-        elif ids is not None or encoder is not None:
-            raise NNNormError("--ids and --encoder need --gallery, --queries and --references")
-        else:
-            material = explorer.demo_material()
-        for note in material.notes:
-            warn(note)
-        session = explorer.Session(material, progress=progress)
-        if export is not None:
-            written = explorer.record(session, export, progress)
-    if opened is None:
-        words = f"Written to {export}: {', '.join(written)}. Open {export}/index.html"
-        return Answer({"folder": str(export), "files": written}, [words])
-    if host not in _LOOPBACK:
+    if any(value is not None for value in files.values()):
+        files |= {"ids": read_ids(ids), "encoder": encoder, "normalize": normalize}
+        material = explorer.open_material(**files)
+    elif ids is not None or encoder is not None:
+        raise NNNormError("--ids and --encoder need --gallery, --queries and --references")
+    else:
+        material = explorer.demo_material()
+    for note in material.notes:
+        warn(note)
+    if opened is not None and host not in _LOOPBACK:
         warn(
             f"the explorer listens on {host}: everyone who can reach this machine can see the "
             "data; leave out --host to listen on this machine only"
         )
-    url = _url_of(opened)
-    n_items = len(material.gallery)
-    words = f"Explore {n_items:,} items at {url} (Ctrl-C ends it)"
-    typer.echo(json.dumps({"url": url, "n_items": n_items}) if as_json else words)
-    if browser:
-        webbrowser.open(url)
-    explorer.serve(session, opened, host)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NNNormWarning)  # the notes have those of the inputs
+        with show_progress("Scoring") as bar:
+            session = explorer.Session(material, progress=bar or _print_progress)
+            if export is not None:
+                written = explorer.record(session, export, bar or _print_progress)
+        if opened is None:
+            words = f"Written to {export}: {', '.join(written)}. Open {export}/index.html"
+            return Answer({"folder": str(export), "files": written}, [words])
+        url, n_items = _url_of(opened), len(material.gallery)
+        words = f"Explore {n_items:,} items at {url} (Ctrl-C ends it)"
+        typer.echo(json.dumps({"url": url, "n_items": n_items}) if as_json else words)
+        if browser:
+            webbrowser.open(url)
+        explorer.serve(session, opened, host)
     return None
+
+
+def _print_progress(done: int, total: int) -> None:
+    """Print a line every few seconds, if there is no terminal to draw a bar on."""
+    if time.monotonic() - _LAST_LINE[0] >= _SECONDS:
+        _LAST_LINE[0] = time.monotonic()
+        print(f"Scoring: {done / total:.0%} of this pass", file=sys.stderr, flush=True)
 
 
 def _url_of(opened: "socket") -> str:

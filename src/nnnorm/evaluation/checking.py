@@ -19,7 +19,7 @@ import numpy.typing as npt
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, drop_copies
-from nnnorm.embeddings import Source, open_embeddings
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import quiet
 from nnnorm.evaluation.clusters import find_clusters
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
@@ -70,6 +70,10 @@ _FEWEST_CHANGED = 6
 _FEWEST_LABELS = 300
 # A correction that gives fewer queries another first item changes nothing that matters.
 _LEAST_MOVED = 0.005
+# Past queries whose first items are looked at, and standard errors that are more than noise.
+_MOST_PAST, _FAR = 4096, 3.0
+# If the queries ask for nearly all items, so do the past queries.
+_NEARLY_ALL = 0.9
 # Points of R@1 that an interval must be able to tell from 0 to be of use.
 _WORTH_SEEING = 0.01
 
@@ -81,6 +85,7 @@ class Measured(Record):
     method: MethodName
     params: dict[str, Any]  # empty if no correction was chosen
     hubs: Hubs
+    moved: float  # share of queries that get another first item
     recall_at_1: float | None = None
     gain: Interval | None = None
     n_changed: int | None = None  # right items whose queries are answered better or worse
@@ -100,7 +105,7 @@ class Mixed(Measured):
     sizes: tuple[int, int] = (0, 0)
     items: tuple[int, int] = (0, 0)  # one of each
     apart: float = 0.0  # difference of their mean biases, in standard deviations within
-    moved: float = 0.0
+    has_both: bool = True  # whether the right items are in both
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +115,6 @@ class Check(Record):
     verdict: Verdict
     hubs: Hubs  # of the search as it is
     expectation: Expectation | None = None
-    moved: float | None = None  # share of queries that get another first item
     reasons: tuple[str, ...] = ()
     reliability: float | None = None
     density: float | None = None
@@ -121,6 +125,8 @@ class Check(Record):
     mixed: Mixed | None = None
     recommended: Recommended = None
     better: Interval | None = None  # tuned against automatic, in R@1
+    # The gain among the items that the queries ask for, if the past queries ask for others.
+    within: Interval | None = None
     n_queries: int
     n_gallery: int
     n_references: int | None = None
@@ -205,6 +211,11 @@ class Check(Record):
         )
         if mixed.gain is not None:
             text += f"; gain in R@1: {_tell_gain(mixed.gain)} points"
+        if not mixed.has_both:
+            text += (
+                ". All labeled queries ask for one of the groups, so R@1 can't show what becomes "
+                "of the other; label queries for both"
+            )
         return f"{text}."
 
     def _tell_hubs(self) -> str:
@@ -240,9 +251,9 @@ class Check(Record):
             return "not known without past queries."
         after, gain = self.automatic.hubs, self.automatic.gain
         text = (
-            f"{100 * (self.moved or 0):.0f} % of the queries get another top-1. The most retrieved "
-            f"item goes from {self.hubs.most:,} hits to {after.most:,}, items without any from "
-            f"{self.hubs.n_never:,} to {after.n_never:,}."
+            f"{100 * self.automatic.moved:.0f} % of the queries get another top-1. The most "
+            f"retrieved item goes from {self.hubs.most:,} hits to {after.most:,}, items without "
+            f"any from {self.hubs.n_never:,} to {after.n_never:,}."
         )
         if self.mixed is not None:
             text = f"without groups, {text}"
@@ -253,6 +264,11 @@ class Check(Record):
             none = "" if self.tuned.params else ", which is no correction"
             text += f", {_tell_gain(self.tuned.gain)} tuned on the labels (cross-fitted){none}"
         text += "."
+        if self.within is not None:
+            text += (
+                " This may be inflated: your past queries ask for other items than these queries "
+                f"do. Among the items that these ask for, it is {_tell_gain(self.within)}."
+            )
         if not self.automatic.is_sure and not gain.includes_zero:
             text += f" Only {self.automatic.n_changed} right items show it, too few to be sure."
         if self.n_needed is not None and not (self.chosen and self.chosen.is_sure):
@@ -340,20 +356,34 @@ def check(
 
     def look(
         bias: Bias | None, found: Evaluation | None = None
-    ) -> tuple[Evaluation | None, Hubs, Any]:
-        """Search with a correction: the evaluation, the hubs, and every first item."""
+    ) -> tuple[Evaluation | None, npt.NDArray[Any]]:
+        """Search with a correction: the evaluation, and the first hits."""
         if found is None and right is not None:
             found = evaluate(asked, items, bias, truth=right, **run)
         if found is not None and k == 1:
-            hits = found.top1[:, None]
-        else:
-            hits = search(asked, items, bias, k=k, **run).indices
-        hubs = judge_hubs(hits, len(items), truth=right, queries=asked, seed=seed)
-        return found, hubs, hits[:, 0]
+            return found, found.top1[:, None]
+        return found, search(asked, items, bias, k=k, **run).indices
 
-    raw, hubs, firsts = look(None)
+    def judge(hits: npt.NDArray[Any]) -> Hubs:
+        return judge_hubs(hits, len(items), truth=right, queries=asked, seed=seed)
+
+    raw, hits = look(None)
+    firsts = hits[:, 0]
+
+    def measure(found: Evaluation | None, hits: npt.NDArray[Any]) -> dict[str, Any]:
+        """A search, compared with the one as it is."""
+        about = {"hubs": judge(hits), "moved": float((hits[:, 0] != firsts).mean())}
+        if raw is None or found is None:
+            return about
+        is_other = found.hits(1) != raw.hits(1)
+        return about | {
+            "recall_at_1": found.recall(1),
+            "gain": found.gain_over(raw, seed=seed),
+            "n_changed": len(np.unique(raw.truth.clusters[is_other])),
+        }
+
     about: dict[str, Any] = {
-        "hubs": hubs,
+        "hubs": judge(hits),
         "recall_at_1": None if raw is None else raw.recall(1),
         "ids": names,
         **sizes,
@@ -368,50 +398,48 @@ def check(
         bias = NNN().fit(items, bank, groups=groups, **fit, **run)
     z = mismatch_z(bank, asked if right is None else asked.subset(right.one_per_cluster))
     with_items = not allow_gallery_rows and warn_of_items(bank, items, asked)
-    corrected, hubs_after, firsts_after = look(bias)
-    gained = {} if raw is None or corrected is None else _compare(corrected, raw, seed)
-    automatic = Measured(bias.method, dict(bias.params), hubs_after, **gained)
-    moved = float((firsts_after != firsts).mean())
-    expectation, reasons = _expect(bias, moved, z, with_items)
-    tuned = better = None
-    if raw is not None and corrected is not None:
+    corrected, hits = look(bias)
+    automatic = Measured(bias.method, dict(bias.params), **measure(corrected, hits))
+    expectation, reasons = _expect(bias, automatic.moved, z, with_items)
+    clusters = find_clusters(items, bank, bias.reference_k or 1) if groups is None else None
+    tuned = better = mixed = within = None
+    if clusters is not None and clusters.is_mixed:
+        labels = np.where(clusters.labels, "second", "first")
+        with quiet():
+            bias = NNN().fit(items, bank, groups=labels, **fit, **run)
+        mixed = Mixed(
+            bias.method,
+            dict(bias.params),
+            **measure(*look(bias)),
+            sizes=clusters.sizes,
+            items=clusters.items,
+            apart=clusters.apart,
+            has_both=right is None or len(np.unique(labels[right.items])) == 2,
+        )
+        # What the groups differ by looks like a mismatch of the past queries.
+        reasons = _expect(bias, mixed.moved, z, with_items)[1]
+    elif right is not None and raw is not None and corrected is not None:
         with quiet():  # of what was warned of above
             used = drop_copies(bank, duplicates, progress)
         labeled = open_groups(groups, len(items))
         trial = try_settings([NNN().name], items, used, None, asked, right, groups=labeled, **run)
         number = trial.choose("one-standard-error")
         crossed = trial.cross_fit("one-standard-error", seed=seed)
-        best, bias_tuned = trial.settings[number], trial.bias(number) if number else None
-        hubs_tuned = look(bias_tuned, trial.evaluation(number))[1]
-        gained = _compare(crossed, raw, seed)
-        tuned = Measured(best.name, dict(best.params), hubs_tuned, **gained)
+        best = trial.settings[number]
+        _, hits = look(trial.bias(number) if number else None, trial.evaluation(number))
+        tuned = Measured(best.name, dict(best.params), **measure(crossed, hits))
         better = crossed.gain_over(corrected, seed=seed)
-    verdict, recommended = _judge(expectation, automatic, tuned, better)
-    clusters = find_clusters(items, bank, bias.reference_k or 1) if groups is None else None
-    mixed = None
-    if clusters is not None and clusters.is_mixed:
-        labels = np.where(clusters.labels, "second", "first")
-        with quiet():
-            grouped = NNN().fit(items, bank, groups=labels, **fit, **run)
-        found, hubs_mixed, firsts_mixed = look(grouped)
-        gained = {} if raw is None or found is None else _compare(found, raw, seed)
-        mixed = Mixed(
-            grouped.method,
-            dict(grouped.params),
-            hubs_mixed,
-            **gained,
-            sizes=clusters.sizes,
-            items=clusters.items,
-            apart=clusters.apart,
-            moved=float((firsts_mixed != firsts).mean()),
-        )
-        # What the groups differ by looks like a mismatch of the past queries.
-        bias, reasons = grouped, _expect(grouped, mixed.moved, z, with_items)[1]
-        others = [one.gain.mean for one in (automatic, tuned) if one is not None and one.gain]
-        if mixed.gain is None:
-            verdict, recommended = "try", "mixed"
-        elif mixed.is_sure and mixed.gain.mean > max(0.0, *others):
-            verdict, recommended = "correct", "mixed"
+        if _asks_for_others(bank, items, raw):
+            rows = np.unique(right.items)
+            some = replace(right, items=np.searchsorted(rows, right.items))
+            known = None if groups is None else np.asarray(groups)[rows]
+            with quiet():
+                own = NNN().fit(items.subset(rows), bank, groups=known, **fit, **run)
+            before, after = (
+                evaluate(asked, items.subset(rows), one, truth=some, **run) for one in (None, own)
+            )
+            within = after.gain_over(before, seed=seed)
+    verdict, recommended = _judge(expectation, automatic, tuned, better, mixed, within)
     options: dict[str, Any] = {"normalize": normalize} if normalize is not None else {}
     chosen = tuned if recommended == "tuned" else None
     options |= {"duplicates": duplicates} if chosen or duplicates == "keep" else {}
@@ -419,7 +447,6 @@ def check(
     report = Check(
         verdict=verdict,
         expectation=expectation,
-        moved=moved,
         reasons=reasons,
         reliability=bias.params.get("reliability"),
         density=bias.params.get("density"),
@@ -429,6 +456,7 @@ def check(
         mixed=mixed,
         recommended=recommended,
         better=better,
+        within=within,
         n_references=bias.n_references,
         n_needed=_count_needed(automatic, len(asked)),
         **about,
@@ -440,14 +468,21 @@ def check(
     return replace(report, next=_next_lines(chosen, options, arguments))
 
 
-def _compare(evaluation: Evaluation, raw: Evaluation, seed: int) -> dict[str, Any]:
-    """The gain of a search over the one as it is, and what it rests on."""
-    is_other = evaluation.hits(1) != raw.hits(1)
-    return {
-        "recall_at_1": evaluation.recall(1),
-        "gain": evaluation.gain_over(raw, seed=seed),
-        "n_changed": len(np.unique(raw.truth.clusters[is_other])),
-    }
+def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bool:
+    """Whether past queries find the right items of the queries less often than chance does.
+
+    Queries find the right items of other queries by chance. Past queries of the same kind find them
+    at least as often, as some ask for them.
+    """
+    right = np.unique(raw.truth.items)
+    some = bank.subset(np.linspace(0, len(bank) - 1, min(len(bank), _MOST_PAST)).astype(np.int64))
+    wrong = raw.top1[raw.truth.one_per_cluster]
+    wrong = wrong[~raw.truth.some_queries(raw.truth.one_per_cluster).holds(wrong)]
+    if len(right) > _NEARLY_ALL * len(items) or len(wrong) < 2:
+        return False
+    past, by_chance = (np.isin(found, right) for found in (search(some, items, k=1).indices, wrong))
+    error = math.sqrt(past.var() / past.size + by_chance.var() / by_chance.size)
+    return bool(by_chance.mean() - past.mean() > _FAR * error)
 
 
 def _expect(
@@ -473,12 +508,24 @@ def _expect(
 
 
 def _judge(
-    expectation: Expectation, automatic: Measured, tuned: Measured | None, better: Interval | None
+    expectation: Expectation,
+    automatic: Measured,
+    tuned: Measured | None,
+    better: Interval | None,
+    mixed: Measured | None,
+    within: Interval | None,
 ) -> tuple[Verdict, Recommended]:
+    if mixed is not None and mixed.gain is None:
+        return "try", "mixed"
     best = automatic
     recommended: Recommended = "automatic"
-    if tuned is not None and tuned.params and tuned.is_sure and better and better.low > 0:
+    # With past queries for other items, tuning chooses too large a weight.
+    is_better = within is None and better is not None and better.low > 0
+    if is_better and tuned is not None and tuned.params and tuned.is_sure:
         best, recommended = tuned, "tuned"
+    gains = [one.gain.mean for one in (automatic, mixed) if one is not None and one.gain]
+    if mixed is not None and mixed.is_sure and gains[1] > max(0.0, gains[0]):
+        best, recommended = mixed, "mixed"
     verdict: Verdict
     if best.gain is None:  # no labels
         verdict = _WITHOUT_LABELS[expectation]
@@ -486,6 +533,8 @@ def _judge(
         verdict = "leave" if expectation == "little" else "try"
     else:
         verdict = "correct" if best.gain.mean > 0 else "leave"
+    if verdict == "correct" and within is not None and within.low <= 0:
+        verdict = "try"
     return verdict, None if verdict == "leave" else recommended
 
 

@@ -6,6 +6,7 @@ validation queries the figures are cross-fitted: each fifth of the queries is re
 setting that the others choose.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -37,6 +38,13 @@ class Task(NamedTuple):
     queries: Source
     gallery: Source
     truth: Any
+
+    def __repr__(self) -> str:
+        sides = (
+            str(rows) if isinstance(rows, (str, os.PathLike)) else f"{len(rows):,}"
+            for rows in (self.queries, self.gallery)
+        )
+        return "Task({} queries, {} items)".format(*sides)
 
 
 @dataclass(frozen=True)

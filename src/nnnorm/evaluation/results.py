@@ -8,6 +8,7 @@ same distribution and takes milliseconds instead of minutes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from html import escape
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -31,6 +32,10 @@ class Record:
         """Return all figures by name, ready for JSON."""
         parts = fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
         return {part.name: _plain(getattr(self, part.name)) for part in parts if part.repr}
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the same text as `print`."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def to_pandas(self) -> Any:
         """Return the same as a `pandas.DataFrame`; figures within others are called ``a.b``."""

@@ -6,7 +6,7 @@ candidates   the first hits of many queries under any correction
 projection   items on a plane
 session      what one gallery's explorer keeps
 views        what each view shows, as JSON
-recording    the same views without a server, and a table for Embedding Atlas
+recording    the same views without a server
 server       the HTTP interface, its checks and limits
 """
 

@@ -1,17 +1,14 @@
-"""The page without a server: views for a grid of settings, recorded, and a table of the items.
+"""The page without a server: views for a grid of settings, recorded.
 
 `record` asks `Views.paths` for what a person can reach in the exported page, and writes the answers
-into a script, so that the page opens from disk. `make_table` writes what Embedding Atlas reads:
-the places of the map (``--x projection_x --y projection_y``), texts, and what is known of items.
+into a script, so that the page opens from disk.
 """
 
-import io
 import json
 import os
 import re
 import shutil
 import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +17,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from nnnorm.errors import NNNormError, NNNormWarning, first_line, require
+from nnnorm.errors import NNNormError, first_line
 from nnnorm.explore.material import Served
 from nnnorm.explore.session import Session, Setting, draw_some
 from nnnorm.explore.views import View, Views, to_json
@@ -42,12 +39,10 @@ def record(
     target = make_folder(folder)
     if any(target.iterdir()) and not (target / "recorded.js").exists():
         raise NNNormError(f"{target} is not empty; pass a new folder for the export")
-    for later in (session.map, session.tuning, session.scan):
-        later.result()
+    for work in (session.map, session.tuning, session.scan):
+        work.exception()  # until it is done; the views show what is missing
     recording = _Recording(session)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NNNormWarning)  # `Material.notes` has those of the inputs
-        recording.record(progress)
+    recording.record(progress)
     try:
         with tempfile.TemporaryDirectory(prefix=".nnnorm-", dir=target) as staging:
             written = _write_export(recording, Path(staging))
@@ -81,12 +76,7 @@ def _write_export(recording: "_Recording", folder: Path) -> list[str]:
     for file in (*STATIC.glob("*.css"), *STATIC.glob("*.svg")):
         shutil.copyfile(file, folder / file.name)
     shutil.copytree(STATIC / "vendor", folder / "vendor")
-    written = ["index.html", "page.js", "recorded.js", "pictures", "vendor"]
-    with suppress(ImportError):  # the table needs pyarrow, the page does not
-        table = make_table(recording.views, session.open_method("nnn", {}))
-        _write(folder / "items.parquet", table)
-        written.append("items.parquet")
-    return written
+    return ["index.html", "page.js", "recorded.js", "pictures", "vendor"]
 
 
 def join_modules() -> str:
@@ -107,7 +97,7 @@ def make_page() -> str:
         '<script src="recorded.js"></script>\n<script defer src="page.js"></script>',
         text,
     )
-    return text.replace('"/static/', '"').replace('href="/docs"', 'href="#" hidden')
+    return text.replace('"/static/', '"')
 
 
 class _Recording:
@@ -201,7 +191,7 @@ def _write_pictures(session: Session, folder: Path, items: dict[str, Any]) -> li
     if session.thumbnails is None:
         return []
     make_folder(folder)
-    wanted, on_map = set(map(int, items)), session.map.wait()[0]
+    wanted, on_map = set(map(int, items)), session.map.result()[0]
     if len(on_map) <= _MOST_PICTURES:
         wanted.update(on_map.tolist())
     shown = []
@@ -216,26 +206,3 @@ def _write_pictures(session: Session, folder: Path, items: dict[str, Any]) -> li
 def _write(path: Path, data: bytes | str) -> None:
     data = data.encode() if isinstance(data, str) else data
     write_whole(path, lambda file: file.write(data))
-
-
-def make_table(views: Views, method: Setting) -> bytes:
-    """Make a parquet file of the items of the map."""
-    arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
-    session, material = views.session, views.material
-    session.scan.result()
-    items, places = session.map.wait()
-    columns: dict[str, Any] = {
-        "id": [material.name_item(item) for item in items],
-        "text": [material.describe_item(item) for item in items],
-        "projection_x": places[:, 0],
-        "projection_y": places[:, 1],
-        "bias": session.bias_for(method).correction[items],
-        "times_first_before": session.count_first(None)[items],
-        "times_first_after": session.count_first(method)[items],
-        "verdict": [verdict for verdict, _ in views.verdicts(items)],
-    }
-    for name in session.filters:
-        columns.setdefault(name, [material.metadata[name][item] for item in items])
-    out = io.BytesIO()
-    parquet.write_table(arrow.table(columns), out)
-    return out.getvalue()

@@ -2,25 +2,26 @@
 
 All requests read, none writes. A request is rejected unless its Host header names this machine
 (against DNS rebinding) and its Origin, if it has one, is the page itself. The page may load nothing
-from elsewhere and run no inline script. Wrong parameters get a 4xx and one sentence. FastAPI
-(`pip install 'nnnorm[explore]'`) is imported when an application is made.
+from elsewhere and run no inline script. Wrong parameters get a 4xx and one sentence.
+Starlette (`pip install 'nnnorm[explore]'`) is imported when an application is made.
 """
 
 import inspect
 import ipaddress
+import math
 import os
+import re
 import socket
-import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Annotated, Any
+from functools import partial
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
-from nnnorm.errors import NNNormError, NNNormWarning, require
-from nnnorm.explore.recording import STATIC, make_table
-from nnnorm.explore.session import Session, Setting
+from nnnorm.errors import NNNormError, require
+from nnnorm.explore.recording import STATIC
+from nnnorm.explore.session import CONTROLS, Session, Setting
 from nnnorm.explore.views import Views, Which, to_json
-from nnnorm.version import __version__
 
 LONGEST_TEXT = 500
 _MOST_HITS = 100
@@ -38,10 +39,6 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
-}
-_REJECTED = {
-    403: {"description": "Another host or origin."},
-    422: {"description": "A wrong parameter, with what it should be."},
 }
 
 
@@ -80,6 +77,15 @@ class _Files:
     def __init__(self, views: Views, respond: Callable[..., Any]) -> None:
         self._views, self._session, self._respond = views, views.session, respond
 
+    @property
+    def paths(self) -> dict[str, Callable[..., Any]]:
+        """The files by the path that the page asks for."""
+        return {
+            "picture": self.picture,
+            "export/bias": self.bias,
+            "export/outliers": self.outliers,
+        }
+
     def picture(self, item: int) -> Any:
         """Send the thumbnail of an item; a placeholder if its picture is broken."""
         if self._session.thumbnails is None:
@@ -97,12 +103,8 @@ class _Files:
 
     def outliers(self) -> Any:
         """Send the ids that `nnnorm scan` would remove, one per line, for `nnnorm index delete`."""
-        text = "".join(f"{one}\n" for one in self._session.scan.wait().to_remove)
+        text = "".join(f"{one}\n" for one in self._session.scan.result().to_remove)
         return self._attach(text, "outliers.txt", "text/plain")
-
-    def table(self, method: Setting) -> Any:
-        """Send the items of the map as parquet, for Embedding Atlas."""
-        return self._attach(make_table(self._views, method), "items.parquet")
 
     def _attach(self, data: Any, name: str, kind: str = "application/octet-stream") -> Any:
         named = {"content-disposition": f'attachment; filename="{name}"'}
@@ -112,14 +114,11 @@ class _Files:
 
 def make_app(session: Session, host: str = "127.0.0.1") -> Any:
     """Make the ASGI application of a session: the page, its views, pictures and exports."""
-    fastapi, responses = require("fastapi", "explore"), require("fastapi.responses", "explore")
-    app = fastapi.FastAPI(
-        title="nnnorm explore",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        lifespan=_limit_threads,
+    responses, routing = (
+        require(f"starlette.{name}", "explore") for name in ("responses", "routing")
     )
+    middleware = require("starlette.middleware", "explore").Middleware
+    base = require("starlette.middleware.base", "explore").BaseHTTPMiddleware
 
     async def guard(request: Any, answer: Callable[[Any], Awaitable[Any]]) -> Any:
         reason = _reject(request.headers, host)
@@ -130,105 +129,102 @@ def make_app(session: Session, host: str = "127.0.0.1") -> Any:
     def fail(status: int, reason: str) -> Any:
         return responses.JSONResponse({"detail": reason}, status_code=status)
 
-    def explain(_: Any, error: Any) -> Any:
-        """Say in one sentence what the first wrong parameter should be."""
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"][1:]) or "the request"
-        got = repr(first.get("input"))[:80]
-        return fail(422, f"{name}: {first['msg'].lower()}; got {got}")
+    def route(path: str, view: Callable[..., Any]) -> Any:
+        def answer(request: Any) -> Any:
+            found = view(**read_parameters(view, request.query_params, session))
+            if not isinstance(found, dict):
+                return found
+            return responses.Response(to_json(found), media_type="application/json")
 
-    app.middleware("http")(guard)
-    app.add_exception_handler(NNNormError, lambda _, error: fail(422, str(error)))
-    app.add_exception_handler(fastapi.exceptions.RequestValidationError, explain)
+        return routing.Route(f"/api/{path}", answer)
+
     views = Views(session)
     files = _Files(views, responses.Response)
-    answers: dict[str, Callable[..., Any]] = {
-        **views.paths,
-        "picture": files.picture,
-        "export/bias": files.bias,
-        "export/outliers": files.outliers,
-        "export/table": files.table,
-    }
-    limits = _limit_parameters(fastapi.Query, fastapi.Depends, session)
-    for path, answer in answers.items():
-        app.add_api_route(
-            f"/api/{path}",
-            _with_limits(answer, limits, responses),
-            responses=_REJECTED,
-            response_class=responses.Response,
-        )
-    for path, page in (("/", "index.html"), ("/docs", "docs.html")):
-        app.add_route(path, lambda _, page=page: responses.FileResponse(STATIC / page))
-    static = require("fastapi.staticfiles", "explore").StaticFiles
-    app.mount("/static", static(directory=STATIC), name="static")
-    return app
+    static = require("starlette.staticfiles", "explore").StaticFiles(directory=STATIC)
+    return require("starlette.applications", "explore").Starlette(
+        routes=[
+            *(route(path, view) for path, view in (views.paths | files.paths).items()),
+            routing.Route("/", lambda _: responses.FileResponse(STATIC / "index.html")),
+            routing.Mount("/static", static),
+        ],
+        middleware=[middleware(base, dispatch=guard)],
+        exception_handlers={NNNormError: lambda _, error: fail(422, str(error))},
+        lifespan=_limit_threads,
+    )
 
 
-def _limit_parameters(query: Any, depends: Any, session: Session) -> dict[str, Any]:
-    """The types and limits of parameters by their names, as FastAPI reads them."""
-    whole = query(ge=0, le=2**31 - 1)
-    # `Session.open_method` has the limits of settings, which depend on the data.
-    number = Annotated[float | None, query(allow_inf_nan=False)]
-    filters = Annotated[list[str], query(max_length=8, description="column=value")]
-
-    def open_setting(
-        method: Annotated[
-            str, query(description="One of `methods` in /api/about.", max_length=20)
-        ] = "nnn",
-        reference_k: int | None = None,
-        alpha: number = None,
-        weight: number = None,
-        beta: number = None,
-        center: bool | None = None,
-    ) -> Setting:
-        params = {"reference_k": reference_k, "alpha": alpha, "weight": weight, "beta": beta}
-        return session.open_method(method, {**params, "center": center})
-
-    def read_where(where: filters = []) -> dict[str, str]:  # noqa: B006
-        for entry in where:
-            if "=" not in entry:
-                raise NNNormError(f"where must be column=value; got {entry[:80]!r}")
-        return dict(entry.split("=", 1) for entry in where)
-
-    def read_items(
-        items: Annotated[str, query(pattern=r"^\d{1,9}(,\d{1,9}){0,199}$")],
-    ) -> list[int]:
-        return [int(item) for item in items.split(",")]
-
-    return {
-        "method": Annotated[Any, depends(open_setting)],
-        "where": Annotated[Any, depends(read_where)],
-        "items": Annotated[Any, depends(read_items)],
-        "which": Which,
-        "text": Annotated[str | None, query(max_length=LONGEST_TEXT)],
-        "query": Annotated[int | None, whole],
-        "item": Annotated[int | None, whole],
-        "seed": Annotated[int, whole],
-        "k": Annotated[int, query(ge=1, le=_MOST_HITS)],
-    }
+# --- parameters ----------------------------------------------------------------------------------
 
 
-def _with_limits(answer: Callable[..., Any], limits: Mapping[str, Any], responses: Any) -> Any:
-    """A function that FastAPI can route to: its parameters checked, its answer as a response."""
-    signature = inspect.signature(answer)
-    parameters = []
-    for one in signature.parameters.values():
-        is_required = one.default is one.empty or one.name == "where"
-        default = one.empty if is_required else one.default
-        annotation = limits[one.name]
-        parameters.append(
-            one.replace(annotation=annotation, default=default, kind=one.KEYWORD_ONLY)
-        )
+def read_parameters(view: Callable[..., Any], given: Any, session: Session) -> dict[str, Any]:
+    """Read the parameters of a view from those of a request, each checked."""
+    found: dict[str, Any] = {}
+    for name, one in inspect.signature(view).parameters.items():
+        if name == "method":  # `Session.open_method` has the limits, which depend on the data
+            params = {knob: _READERS[knob](knob, given[knob]) for knob in CONTROLS & given.keys()}
+            found[name] = session.open_method(given.get(name, "nnn")[:80], params)
+        elif name == "where":
+            found[name] = dict(_read_filter(entry) for entry in given.getlist(name))
+        elif name in given:
+            found[name] = _READERS[name](name, given[name])
+        elif one.default is one.empty:
+            raise NNNormError(f"the parameter {name} is missing")
+    return found
 
-    def respond(**given: Any) -> Any:
-        found = answer(**given)
-        if not isinstance(found, dict):
-            return found
-        return responses.Response(to_json(found), media_type="application/json")
 
-    respond.__name__, respond.__doc__ = answer.__name__, answer.__doc__
-    respond.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return respond
+def _read_filter(entry: str) -> tuple[str, str]:
+    column, equals, value = entry.partition("=")
+    if not equals:
+        raise NNNormError(f"where must be column=value; got {entry[:80]!r}")
+    return column, value
+
+
+def _read_whole(name: str, text: str, low: int = 0, high: int = 2**31 - 1) -> int:
+    if not re.fullmatch("[0-9]{1,10}", text) or not low <= int(text) <= high:
+        raise NNNormError(f"{name} must be a whole number from {low} to {high}; got {text[:80]!r}")
+    return int(text)
+
+
+def _read_number(name: str, text: str) -> float:
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise NNNormError(f"{name} must be a number; got {text[:80]!r}")
+
+
+def _read_word(name: str, text: str, words: Sequence[str]) -> str:
+    if text not in words:
+        raise NNNormError(f"{name} must be one of {', '.join(words)}; got {text[:80]!r}")
+    return text
+
+
+def _read_text(name: str, text: str) -> str:
+    if len(text) > LONGEST_TEXT:
+        raise NNNormError(f"{name} must have at most {LONGEST_TEXT} characters; got {len(text)}")
+    return text
+
+
+def _read_items(name: str, text: str) -> list[int]:
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9}){0,199}", text):
+        raise NNNormError(f"{name} must be up to 200 numbers with commas; got {text[:80]!r}")
+    return [int(item) for item in text.split(",")]
+
+
+_READERS: dict[str, Callable[[str, str], Any]] = {
+    "query": _read_whole,
+    "item": _read_whole,
+    "seed": _read_whole,
+    "k": partial(_read_whole, low=1, high=_MOST_HITS),
+    "reference_k": _read_whole,
+    **dict.fromkeys(("alpha", "weight", "beta"), _read_number),
+    "center": lambda name, text: _read_word(name, text, ("true", "false")) == "true",
+    "which": partial(_read_word, words=get_args(Which)),
+    "text": _read_text,
+    "items": _read_items,
+}
+
+
+# --- serving -------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -237,9 +233,6 @@ async def _limit_threads(app: Any) -> AsyncIterator[None]:
     limiter = require("anyio.to_thread", "explore").current_default_thread_limiter()
     limiter.total_tokens = max(2, os.cpu_count() or 1) + 4
     yield
-
-
-# --- serving -------------------------------------------------------------------------------------
 
 
 def listen(host: str = "127.0.0.1", port: int = 8765) -> socket.socket:
@@ -314,7 +307,4 @@ def _make_protocol() -> Any:
 
 def serve(session: Session, opened: socket.socket, host: str = "127.0.0.1") -> None:
     """Answer requests on a socket until the process is interrupted."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NNNormWarning)  # the page shows those of the inputs
-        session.start()
-        make_server(session, host).run(sockets=[opened])
+    make_server(session, host).run(sockets=[opened])

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial, wraps
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,8 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import drop_copies
 from nnnorm.embeddings import Embeddings, FloatArray, IntArray, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation import Scan, Tuning, count_occurrences, scan, tune
+from nnnorm.evaluation import Scan, Tuning, count_occurrences, find_hubs, scan, tune
+from nnnorm.evaluation.hubness import places_to_count
 from nnnorm.explore.candidates import Answer, Candidates
 from nnnorm.explore.material import Material, Served
 from nnnorm.explore.pictures import Thumbnails
@@ -43,11 +44,10 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 # A method with its parameters, or what an index serves.
 Setting: TypeAlias = Method | Served
 _T = TypeVar("_T")
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 # The methods of the picker: those whose parameters have a control.
-_CONTROLS = {"reference_k", "alpha", "center", "weight", "beta"}
-OFFERED = tuple(name for name in METHOD_NAMES if set(find_method(name)[0].symbols) & _CONTROLS)
+CONTROLS = {"reference_k", "alpha", "center", "weight", "beta"}
+OFFERED = tuple(name for name in METHOD_NAMES if set(find_method(name)[0].symbols) & CONTROLS)
 PLACES = 10
 _KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BETAS = (1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 100.0)
@@ -61,57 +61,26 @@ _DEPTH = 128
 _MOST_ON_MAP = 5000
 
 
-def kept(most: int) -> Callable[[_F], _F]:
-    """Keep the latest answers of a method, those of each object apart."""
+def start(work: Callable[[], _T]) -> Future[_T]:
+    """Do work that takes seconds in a thread of its own, while requests are answered."""
+    future: Future[_T] = Future()
 
-    def decorate(function: _F) -> _F:
-        name = f"_kept_{function.__name__}"
-
-        @wraps(function)
-        def method(self: Any, *given: Any, **named: Any) -> Any:
-            fresh = lru_cache(most)(partial(function, self))
-            return self.__dict__.setdefault(name, fresh)(*given, **named)
-
-        return cast(_F, method)
-
-    return decorate
-
-
-class Later(Generic[_T]):
-    """Work that is done once, in a thread of its own, while other requests are answered."""
-
-    def __init__(self, make: Callable[[], _T]) -> None:
-        self._make, self._future, self._lock = make, Future[_T](), threading.Lock()
-
-    def start(self) -> Future[_T]:
-        """Start the work, unless it was started."""
-        with self._lock:
-            if not self._future.running() and not self._future.done():
-                self._future.set_running_or_notify_cancel()
-                threading.Thread(target=self._run, daemon=True).start()
-        return self._future
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the work is done; asking starts it."""
-        return self.start().done()
-
-    def wait(self) -> _T:
-        """Return the result, once it is there, or raise the error of the work."""
-        return self.start().result()
-
-    def result(self) -> _T | None:
-        """Return the result, once it is there; None if the inputs are too small for the work."""
+    def run() -> None:
         try:
-            return self.wait()
-        except NNNormError:
-            return None
-
-    def _run(self) -> None:
-        try:
-            self._future.set_result(self._make())
+            future.set_result(work())
         except BaseException as error:
-            self._future.set_exception(error)
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def result_of(work: Future[_T]) -> _T | None:
+    """Return the result of work, once it is there; None if the inputs are too small for it."""
+    try:
+        return work.result()
+    except NNNormError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -139,6 +108,8 @@ class Session:
         self.queries = _in_memory(material.queries, self.chosen)
         self.truth = None if material.truth is None else material.truth.some_queries(self.chosen)
         self.clusters = None if self.truth is None else self.truth.clusters
+        # A hit is a place among the first so many results.
+        self.hit_k = places_to_count(len(self.queries), n_items)
         self.unique = drop_copies(material.references, progress=progress)
         self.statistics = Statistics(material.gallery, self.unique, progress=progress)
         resolved, _ = NNN(alpha=0.0).resolve(self.statistics)
@@ -152,9 +123,8 @@ class Session:
         self.statistics.options["progress"] = None
         self.thumbnails = None if material.pictures is None else Thumbnails(material.pictures)
         self.filters = material.filters()
-        self.scan: Later[Scan] = Later(self._scan)
-        self.tuning: Later[Tuning | None] = Later(self._tune)
-        self.map: Later[tuple[IntArray, FloatArray]] = Later(self._project)
+        self.map, self.tuning = start(self._project), start(self._tune)
+        self.scan = start(self._scan)
 
     # --- settings --------------------------------------------------------------------------------
 
@@ -230,7 +200,7 @@ class Session:
         defaults = {knob.name: knob.default for knob in known.values()}
         return make_method(name, **{**defaults, **given})
 
-    @kept(64)
+    @lru_cache(64)
     def bias_for(self, setting: Setting) -> Bias:
         """Return the bias of a setting, for the gallery in memory, which may be a copy."""
         return replace(self._make_bias(setting), fingerprints={})
@@ -251,7 +221,7 @@ class Session:
 
     # --- rankings --------------------------------------------------------------------------------
 
-    @kept(100)  # of 5,000 queries some 60 MB
+    @lru_cache(100)  # of 5,000 queries some 60 MB
     def rank(self, setting: Setting | None) -> Answer:
         """Return the first hits of all queries of the sample; without a setting uncorrected."""
         bias = None if setting is None else self.bias_for(setting)
@@ -261,12 +231,16 @@ class Session:
         """Return the top-1 item of each query of the sample."""
         return self.rank(setting).ranking.indices[:, 0]
 
-    @kept(64)
-    def count_first(self, setting: Setting | None) -> IntArray:
-        """Return how often every item is top-1, shape ``(n_gallery,)``."""
-        return count_occurrences(self.first(setting), len(self.gallery))
+    def hits(self, setting: Setting | None) -> IntArray:
+        """Return the items that are counted for each query, shape ``(n_queries, hit_k)``."""
+        return self.rank(setting).ranking.indices[:, : self.hit_k]
 
-    @kept(64)
+    @lru_cache(64)
+    def count_hits(self, setting: Setting | None) -> IntArray:
+        """Return how often every item is a hit, shape ``(n_gallery,)``."""
+        return count_occurrences(self.hits(setting), len(self.gallery))
+
+    @lru_cache(64)
     def confidence(self, setting: Setting) -> FloatArray:
         """Return the confidence of every query of the sample, shape ``(n_queries,)``."""
         return measure_confidence(self.rank(setting).ranking.scores)
@@ -280,14 +254,19 @@ class Session:
         return self.chosen[~was & now], self.chosen[was & ~now]
 
     def choose_example(self) -> int:
-        """Return a query that shows what the first method does: one that a hub had taken."""
-        won, _ = self.find_won(self.open_method(self.offered[0], {}))
+        """Return a query that shows the effect: a hub was its top-1 and falls as far as any."""
+        setting = self.open_method(self.offered[0], {})
+        won, _ = self.find_won(setting)
         if len(won) == 0:
             return int(self.chosen[0])
-        taken = self.count_first(None)[self.first(None)[np.isin(self.chosen, won)]]
-        return int(won[taken.argmax()])
+        rows = np.searchsorted(self.chosen, won)
+        first, counts = self.first(None)[rows], self.count_hits(None)
+        is_still = self.rank(setting).ranking.indices[rows] == first[:, None]
+        place = np.where(is_still.any(axis=1), is_still.argmax(axis=1), PLACES)
+        is_hub = np.isin(first, find_hubs(counts))
+        return int(won[np.lexsort((counts[first], place, is_hub))[-1]])
 
-    @kept(32)
+    @lru_cache(32)
     def score(self, row: bytes, setting: Setting | None) -> FloatArray:
         """Return the scores of one query, the bytes of its row, with all items."""
         bias = None if setting is None else self.bias_for(setting)
@@ -307,7 +286,7 @@ class Session:
             raise NNNormError("no item has all of these values; remove one filter")
         return mask
 
-    @kept(64)
+    @lru_cache(64)
     def _has(self, name: str, value: str) -> BoolArray:
         return np.array([cell == value for cell in self.material.metadata[name]])
 
@@ -335,17 +314,12 @@ class Session:
 
     def _project(self) -> tuple[IntArray, FloatArray]:
         """Items of the map and their places: all, or a random sample with the worst hubs."""
-        counts = self.count_first(None)
+        counts = self.count_hits(None)
         items = draw_some(len(self.gallery), _MOST_ON_MAP, self.seed)
         if len(items) < len(self.gallery):
             hubs = np.argsort(-counts, kind="stable")[:100]
             items = np.union1d(items, hubs[counts[hubs] > 0])
         return items, project(self.gallery.subset(items), seed=self.seed)
-
-    def start(self) -> None:
-        """Start the work that takes seconds, so that the views find it done."""
-        for later in (self.map, self.tuning, self.scan):
-            later.start()
 
     def save_bias(self, setting: Setting) -> bytes:
         """Return the file of a bias, which fits the gallery as it was given."""

@@ -8,6 +8,7 @@ as the page asks for them, over HTTP or in a recorded page.
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -25,7 +26,7 @@ from nnnorm.explore.session import (
     Session,
     Setting,
     draw_some,
-    kept,
+    result_of,
 )
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
 from nnnorm.methods import label_method
@@ -86,6 +87,8 @@ class Views:
             "n_gallery": len(material.gallery),
             "n_queries": len(material.queries),
             "n_sampled": len(session.chosen),
+            "hit_k": session.hit_k,
+            "hub_hits": evaluation.HUB * max(1.0, session.count_hits(None).mean()),
             "n_references": session.unique.n_given,
             "n_unique": len(session.unique),
             "dim": material.gallery.dim,
@@ -209,7 +212,7 @@ class Views:
         rank = None  # with a filter, that of the other queries isn't known
         if not where:
             rank = float((self.session.confidence(method) < confidence).mean())
-        first = self.session.count_first(None)
+        n_hits = self.session.count_hits(None)
         return {
             "query": asked,
             "right": right,
@@ -227,8 +230,8 @@ class Views:
             "after_was": _ranks(raw, after),
             "right_was": _ranks(raw, right),
             "right_now": _ranks(corrected, right),
-            "before_first": first[before],
-            "after_first": first[after],
+            "before_hits": n_hits[before],
+            "after_hits": n_hits[after],
         }
 
     def _open_query(
@@ -260,10 +263,10 @@ class Views:
     # --- hubs ------------------------------------------------------------------------------------
 
     def hubs(self, method: Setting, where: Where = _ANYWHERE) -> View:
-        """Show how often items are top-1, before and after, and the worst hubs."""
+        """Show how often items are hits, before and after, and the worst hubs."""
         session = self.session
-        n_items, n_queries = len(session.gallery), len(session.queries)
-        was, now = session.count_first(None), session.count_first(method)
+        n_items = len(session.gallery)
+        was, now = session.count_hits(None), session.count_hits(method)
         mask, bias = session.mask(where), session.bias_for(method)
         most = int(max(was.max(), now.max()))
         was_never, is_never, is_back = (
@@ -274,10 +277,10 @@ class Views:
         hubs = order[mask[order] & (was[order] > 0)][:N_HUBS]
         wrong_share = np.full(len(hubs), -1.0)  # not known
         if session.truth is not None:
-            first = session.first(None)
-            wrong = np.bincount(first[~self._is_right(first)], minlength=n_items)
+            found = session.hits(None)
+            wrong = np.bincount(found[~self._is_right(found)], minlength=n_items)
             wrong_share = wrong[hubs] / was[hubs]
-        is_ready = session.scan.is_ready  # before the scan: the page asks again until it is
+        is_ready = session.scan.done()  # asked first: the page repeats the request until it is
         return {
             "setting": self._setting(method),
             "n_uncertain": session.rank(method).n_uncertain,
@@ -292,7 +295,7 @@ class Views:
             **self.items([*hubs, *never, *back]),
             "histogram_before": np.bincount(was, minlength=most + 1),
             "histogram_after": np.bincount(now, minlength=most + 1),
-            "expected": evaluation.expect_occurrences(n_queries, n_items, most),
+            "expected": evaluation.expect_occurrences(int(was.sum()), n_items, most),
             "hubs": hubs,
             "hub_before": was[hubs],
             "hub_after": now[hubs],
@@ -304,13 +307,13 @@ class Views:
         }
 
     def hub(self, item: int) -> View:
-        """Show the queries that an item answered first, wrongly if that is known, and its copies.
+        """Show the queries that an item is a hit of, wrongly if that is known, and its copies.
 
         They are grouped by what they ask for. `hub/now` has what a setting changes.
         """
         taken, wrong, groups = self._taken(item)
         copies = self._copies_of(item)
-        is_ready = self.session.scan.is_ready
+        is_ready = self.session.scan.done()
         ((verdict, reasons),) = self.verdicts([item])
         return {
             "n_before": len(taken),
@@ -324,42 +327,43 @@ class Views:
         }
 
     def hub_now(self, method: Setting, item: int) -> View:
-        """Show what a setting changes for the queries that an item answered first."""
+        """Show what a setting changes for the queries that an item is a hit of."""
         session = self.session
         _, wrong, groups = self._taken(item)
         first, bias = session.first(method), session.bias_for(method)
+        is_hit = (session.hits(method) == item).any(axis=1)
         rows = np.concatenate([wrong[:0], *groups])
         return {
             "setting": self._setting(method),
-            "n_after": int((first == item).sum()),
-            "n_freed": int((first[wrong] != item).sum()),
+            "n_after": int(is_hit.sum()),
+            "n_freed": int((~is_hit[wrong]).sum()),
             "bias": float(bias.correction[item]),
             "bias_z": float(evaluation.robust_z(bias.values)[item]),
-            "now": first[rows],
+            "is_still_hit": is_hit[rows],
             "now_is_right": self._is_right(first)[rows],
         }
 
-    @kept(1024)
+    @lru_cache(1024)
     def _taken(self, item: int) -> tuple[IntArray, IntArray, list[IntArray]]:
-        """Queries that an item answers first, uncorrected; the wrong ones; some of these in groups.
+        """Queries that an item is a hit of, uncorrected; the wrong ones; some of these in groups.
 
         A group asks for one thing; the largest is listed first.
         """
         session = self.session
         _check_below("item", item, len(session.gallery))
-        first = session.first(None)
-        is_taken = first == item
-        wrong = np.flatnonzero(is_taken & ~self._is_right(first))
+        found = session.hits(None)
+        is_taken = (found == item).any(axis=1)
+        wrong = np.flatnonzero(((found == item) & ~self._is_right(found)).any(axis=1))
         shown = wrong[draw_some(len(wrong), _N_WRONG, session.seed)]
         rows = session.queries.take(shown)
         originals = find_originals(rows)
         groups = [shown[originals == row] for row in np.unique(originals)]
         return np.flatnonzero(is_taken), wrong, sorted(groups, key=len, reverse=True)
 
-    def _is_right(self, first: IntArray) -> BoolArray:
-        """Whether an item of each query is right; never if no truth is known."""
+    def _is_right(self, items: IntArray) -> BoolArray:
+        """Whether items of each query are right; never if no truth is known."""
         truth = self.session.truth
-        return np.zeros(len(first), dtype=bool) if truth is None else truth.holds(first)
+        return np.zeros(items.shape, dtype=bool) if truth is None else truth.holds(items)
 
     def _draw(self, mask: BoolArray) -> IntArray:
         """Some of the items of a mask, drawn at random."""
@@ -368,13 +372,13 @@ class Views:
 
     def verdicts(self, items: Iterable[Any]) -> list[tuple[str, list[str]]]:
         """Return what `scan` says about items, with reasons, if it is done and was possible."""
-        found = self.session.scan.result() if self.session.scan.is_ready else None
+        found = result_of(self.session.scan) if self.session.scan.done() else None
         if found is None:
             return [(NOT_SCANNED, []) for _ in items]
         known = {one.item: (str(one.verdict), list(one.reasons)) for one in found.outliers}
         return [known.get(int(item), ("fine", [])) for item in items]
 
-    @kept(1024)
+    @lru_cache(1024)
     def _copies_of(self, item: int) -> IntArray:
         gallery = open_embeddings(self.session.gallery, normalize=True)
         found = search(gallery.subset(np.array([item])), gallery, k=min(_N_SHOWN, len(gallery)))
@@ -383,11 +387,11 @@ class Views:
 
     def scan(self) -> View:
         """Return whether `nnnorm scan` is done."""
-        return {"ready": self.session.scan.is_ready}
+        return {"ready": self.session.scan.done()}
 
     # --- quality ---------------------------------------------------------------------------------
 
-    @kept(1024)
+    @lru_cache(1024)
     def quality(self, method: Setting) -> View:
         """Show R@1, R@5 and R@10 before and after, with intervals."""
         session, setting = self.session, self._setting(method)
@@ -415,21 +419,21 @@ class Views:
             "recalls": rows,
         }
 
-    @kept(16)
+    @lru_cache(16)
     def _evaluate(self, method: Setting | None) -> evaluation.Evaluation:
         ranking, n_items = self.session.rank(method).ranking, len(self.session.gallery)
         return evaluation.evaluate_ranking(ranking, self.session.truth, n_gallery=n_items)
 
-    @kept(64)
+    @lru_cache(64)
     def _recall(self, method: Setting | None, k: int) -> dict[str, float]:
         hits, clusters = self._evaluate(method).hits(k), self.session.clusters
         return vars(evaluation.interval_of_mean(hits, clusters, n_resamples=_N_RESAMPLES))
 
     def grid(self) -> View:
         """Show R@1 of a grid of k and α, once it is there."""
-        if not self.session.tuning.is_ready:
+        if not self.session.tuning.done():
             return {"ready": False}
-        tuning = self.session.tuning.result()
+        tuning = result_of(self.session.tuning)
         if tuning is None:
             return {"ready": True, "has_truth": False}
         cells = [cell for cell in tuning.grid if cell.method == "nnn"]
@@ -444,9 +448,9 @@ class Views:
 
     def map(self) -> View:
         """Show the places of items on the map, once they are there."""
-        if not self.session.map.is_ready:
+        if not self.session.map.done():
             return {"ready": False}
-        items, places = self.session.map.wait()
+        items, places = self.session.map.result()
         return {
             "ready": True,
             "ids": [self.material.name_item(int(item)) for item in items],
@@ -458,20 +462,20 @@ class Views:
     def map_values(self, method: Setting, where: Where = _ANYWHERE) -> View:
         """Show what the items of the map are colored by."""
         session = self.session
-        if not session.map.is_ready:
+        if not session.map.done():
             return {"ready": False}
-        items, _ = session.map.wait()
+        items, _ = session.map.result()
         bias = session.bias_for(method)
         return {
             "ready": True,
             "setting": self._setting(method),
             "bias": bias.correction[items],
-            "before": session.count_first(None)[items],
-            "after": session.count_first(method)[items],
+            "before": session.count_hits(None)[items],
+            "after": session.count_hits(method)[items],
             "is_kept": session.mask(where)[items],
         }
 
-    @kept(1)
+    @lru_cache(1)
     def bank(self) -> View:
         """Show the unique past queries, how well they match the queries, and any drift."""
         session, material, unique = self.session, self.material, self.session.unique

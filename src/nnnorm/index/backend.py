@@ -123,7 +123,7 @@ def whole(default: int, at_least: int = 1, at_most: int = _MOST) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of an engine, given by keyword or in a URL; `int`, `bool`, `str` or `Literal`."""
+    """Options of an engine, given by keyword or in a URL; `int`, `str` or `Literal`."""
 
     @classmethod
     def read(cls: type[_O], engine: str, given: Mapping[str, Any]) -> _O:
@@ -148,10 +148,6 @@ def _read_option(engine: str, name: str, value: Any, kind: Any, bounds: Any) -> 
             value = int(value)
         is_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         is_right = is_number and bounds[0] <= value <= bounds[1]
-    elif kind is bool:
-        expected = "true or false"
-        value = value == "true" if value in ("true", "false") else value
-        is_right = isinstance(value, bool)
     else:
         is_right, expected = isinstance(value, str), "text"
     if not is_right:

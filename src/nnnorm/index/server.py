@@ -20,10 +20,9 @@ from nnnorm.index.backend import ClientBackend, Metadata, Options
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(Options):
-    """`collection` is the index; `https` is for a server that is given as ``//host:port``."""
+    """`collection` is the index."""
 
     collection: str = "items"
-    https: bool = False
 
 
 class ServerBackend(ClientBackend):
@@ -35,7 +34,7 @@ class ServerBackend(ClientBackend):
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         if isinstance(place, str) and place.startswith("//"):
             host, _, name = place[2:].partition("/")
-            place = f"http{'s' if options.get('https') in (True, 'true') else ''}://{host}"
+            place = f"http://{host}"
             if name:
                 options.setdefault("collection", name)
         super().__init__(place, **options)
@@ -137,8 +136,8 @@ def _check_server(address: str) -> None:
     except ValueError:  # it quotes the port, which may be a part of a password
         reason = "its host or port can't be read"
     raise NNNormError(
-        f"{show_url(address)} isn't the address of a server ({reason}); expected //host:port, "
-        "with a port from 1 to 65535"
+        f"{show_url(address)} isn't the address of a server ({reason}); expected //host:port or "
+        "https://host:port, with a port from 1 to 65535"
     )
 
 

@@ -75,8 +75,8 @@ class SqlBackend(ClientBackend):
         """Return ids and scores of the k best rows."""
 
     @abstractmethod
-    def _table_names(self) -> set[str]:
-        """Return the names of all tables, without views."""
+    def _has_table(self, name: str) -> bool:
+        """Whether there is a table, not a view, of this name."""
 
     def _read_vector(self, column: str) -> str:
         """Return the expression that reads a vector."""
@@ -131,14 +131,14 @@ class SqlBackend(ClientBackend):
     def _listed(self, column: str, condition: str = "", *values: str) -> list[Any]:
         """Read the list of versions; there is none before the first index is built."""
         if not self._has_list:
-            self._has_list = "nnnorm_indexes" in self._table_names()
+            self._has_list = self._has_table("nnnorm_indexes")
         if not self._has_list:
             return []
         statement = f"SELECT {column} FROM nnnorm_indexes WHERE name = ? {condition}"
         return [row[0] for row in self.run(statement, self.options.table, *values)]
 
     def is_taken(self) -> bool:
-        return self.options.table in self._table_names()
+        return self._has_table(self.options.table)
 
     def served(self) -> str | None:
         found = self._listed("version", "AND served = 1")

@@ -251,13 +251,15 @@ def _match(
     candidates = np.union1d(items, _draw(n_gallery, _N_CANDIDATES))
     others = raw.rows.take(candidates)
     near = rows @ others.T
-    of_items = float(near.std(dtype=np.float64))  # float32 squares of small scores are 0
+    of_items = _spread(near)
     near[np.arange(len(items)), np.searchsorted(candidates, items)] = -np.inf
     n_near = min(_N_NEIGHBORS, len(candidates) - 1)
-    density = np.partition(near, -n_near, axis=1)[:, -n_near:].mean(axis=1, dtype=np.float64)
+    near.partition(len(candidates) - n_near, axis=1)
+    density = near[:, -n_near:].mean(axis=1, dtype=np.float64)
+    del near
     shuffled = np.random.default_rng(0).permutation(n_references)[: _GROUP * _N_GROUPS]
     queries = raw.columns.take(shuffled)
-    of_scores, spread = float((rows @ queries.T).std(dtype=np.float64)), 1.0
+    of_scores, spread = _spread(rows @ queries.T), 1.0
     if min(of_scores, of_items, means.std(), density.std()) > 0:
         spread = float((means.std() / of_scores) / (density.std() / of_items))
     first = (queries @ others.T).argmax(axis=1)
@@ -268,6 +270,13 @@ def _match(
         entropy = -(shares * np.log(shares)).sum()
         coverages.append(np.exp(entropy) / min(len(group), len(candidates)))
     return _correlation(means, density), float(np.mean(coverages)), spread
+
+
+def _spread(scores: FloatArray) -> float:
+    """Standard deviation, row by row in float64, in which squares of small scores are not 0."""
+    means = [row.mean(dtype=np.float64) for row in scores]
+    variances = [row.var(dtype=np.float64) for row in scores]
+    return math.sqrt(np.mean(variances) + np.var(means))
 
 
 def _split_half_reliability(

@@ -116,11 +116,9 @@ function drawMenu() {
     say("Copied");
     setTimeout(() => say(""), 1200);
   } }, "Copy commands");
-  const links = isRecorded
-    ? [make("a", { class: "button", href: "items.parquet", download: "items.parquet" }, "Table for Embedding Atlas")]
-    : [make("a", { class: "button", id: "save-bias", download: "bias.safetensors" }, "Bias"),
-      make("a", { class: "button", href: "/api/export/outliers", download: "outliers.txt" }, "Outlier list"),
-      make("a", { class: "button", id: "save-table", download: "items.parquet" }, "Table for Embedding Atlas")];
+  const links = isRecorded ? [] : [
+    make("a", { class: "button", id: "save-bias", download: "bias.safetensors" }, "Bias"),
+    make("a", { class: "button", href: "/api/export/outliers", download: "outliers.txt" }, "Outlier list")];
   const menu = make("details", { class: "menu" },
     make("summary", { class: "button" }, "Export"),
     make("div", { class: "sheet" },
@@ -150,9 +148,8 @@ function refresh(root) {
   }
   const automatic = root.querySelector("#automatic");
   if (automatic) automatic.setAttribute("aria-pressed", String(Object.keys(state.params).length === 0));
-  const bias = root.querySelector("#save-bias"), table = root.querySelector("#save-table");
+  const bias = root.querySelector("#save-bias");
   if (bias) bias.href = `/api/${address("export/bias", setting())}`;
-  if (table) table.href = `/api/${address("export/table", setting())}`;
 }
 
 let drawnMethod = null;

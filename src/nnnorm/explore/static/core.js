@@ -29,7 +29,7 @@ export function readAddress() {
     state[name] = Number.isInteger(number) && number >= 0 ? number : undefined;
   }
   state.text = given.get("text") || undefined;
-  state.colour = given.get("colour") || "before";
+  state.color = given.get("color") === "bias" ? "bias" : "hits";
   state.where = {};
   for (const entry of given.getAll("where")) {
     const at = entry.indexOf("=");
@@ -50,7 +50,7 @@ function writeAddress() {
   if (state.method !== firstMethod() || Object.keys(state.params).length) given.set("method", state.method);
   for (const [name, value] of Object.entries(state.params)) given.set(name, value);
   for (const [name, value] of Object.entries(state.where)) given.append("where", `${name}=${value}`);
-  if (state.colour && state.colour !== "before") given.set("colour", state.colour);
+  if (state.color === "bias") given.set("color", state.color);
   const rest = given.toString();
   return `#${state.view}${rest ? `?${rest}` : ""}`;
 }
@@ -107,7 +107,9 @@ export function address(path, params = {}) {
 
 export async function ask(path, params = {}) {
   if (recorded) return askRecord(path, params);
-  const response = await fetch(`/api/${address(path, params)}`);
+  const response = await fetch(`/api/${address(path, params)}`).catch(() => {
+    throw new Error("The explorer doesn’t answer. Is nnnorm explore still running?");
+  });
   if (!response.ok) {
     const answer = await response.json().catch(() => ({}));
     throw new Error(answer.detail || `the explorer returned status ${response.status}`);
@@ -199,6 +201,11 @@ export function isNarrow() {
 
 export function count(number) {
   return Math.round(number).toLocaleString("en");
+}
+
+// What is counted as a hit of an item: it is top-1, or in the top 10 if items outnumber queries.
+export function hitName() {
+  return about.hit_k === 1 ? "top-1" : `in the top ${about.hit_k}`;
 }
 
 export function percent(share, digits = 1) {

@@ -1,24 +1,25 @@
 // Items that are top-1 too often, and those that never are.
-import { state, about, change, ask, askUntilReady, canAsk, make, searchWith, setting, whereList, live, keepFocus, nameOf, picture, thumb, count, percent, isNarrow, svgChart } from "./core.js";
+import { state, about, change, ask, askUntilReady, canAsk, make, searchWith, setting, whereList, live, keepFocus, nameOf, picture, thumb, count, hitName, percent, isNarrow, svgChart, waiting } from "./core.js";
 import { learn } from "./controls.js";
 
 export function hubsView(root) {
   const tiles = make("div", { class: "tiles" });
   const chart = make("div");
   const rows = make("tbody");
-  const detail = make("section", { class: "panel", id: "detail", "aria-live": "polite" });
+  const detail = make("section", { class: "panel", id: "detail", "aria-live": "polite" }, waiting("Reading the queries of the hub"));
   const never = make("div", { class: "stack" });
   const words = make("p", { class: "soft small" });
   const head = make("tr", {}, ...["item", "before", "after", "wrong", "bias", "z", "scan"].map((name, place) => make("th", {
     scope: "col", class: ["bias", "z", "wrong"].includes(name) ? "extra" : null,
-    title: { before: "times top-1, uncorrected", after: "times top-1, corrected", wrong: "share of these top-1 hits that are wrong", bias: "subtracted from its scores", z: "robust z-score of its bias", scan: "the result of nnnorm scan: adversarial or corrupt?" }[name],
+    title: { before: `times ${hitName()}, uncorrected`, after: `times ${hitName()}, corrected`, wrong: "share of these hits that are wrong", bias: "subtracted from its scores", z: "robust z-score of its bias", scan: "the result of nnnorm scan: adversarial or corrupt?" }[name],
   }, place ? name : "item")));
   root.append(make("div", { class: "stack" },
+    make("p", { class: "soft" }, `A hub is an item that is ${hitName()} for far more queries than its share.`),
     tiles,
     make("div", { class: "split" },
       make("div", { class: "stack" },
         make("section", { class: "panel" },
-          make("div", { class: "between" }, make("h2", {}, "How often items are top-1"),
+          make("div", { class: "between" }, make("h2", {}, `How often items are ${hitName()}`),
             make("p", { class: "legend" }, make("span", { class: "key" }, "before"), make("span", { class: "key after" }, "after"), make("span", { class: "key null" }, "by chance"))),
           chart, words),
         make("section", { class: "panel" }, make("h2", {}, "The worst hubs"),
@@ -31,7 +32,7 @@ export function hubsView(root) {
     learn(found.setting);
     drawHubTiles(tiles, found);
     drawHistogram(chart, found);
-    words.textContent = `${count(about.n_sampled)} queries${about.n_sampled < about.n_queries ? ` of ${count(about.n_queries)}, drawn at random,` : ""} on ${count(about.n_gallery)} items. ${found.n_uncertain ? `${count(found.n_uncertain)} of them may not be exact. ` : ""}The vertical scale is logarithmic. A hub is an item that is top-1 for far more queries than its share.`;
+    words.textContent = `${count(about.n_sampled)} queries${about.n_sampled < about.n_queries ? ` of ${count(about.n_queries)}, drawn at random,` : ""} on ${count(about.n_gallery)} items. ${found.n_uncertain ? `${count(found.n_uncertain)} of them may not be exact. ` : ""}The vertical scale is logarithmic.`;
     if (state.hub === undefined && found.hubs.length) state.hub = found.hubs[0];
     drawTable(rows, found);
     drawNever(never, found);
@@ -48,18 +49,18 @@ function drawHubTiles(root, { before, after, n_never_before, n_never, n_back, n_
   const tile = (name, was, now, hint) => make("div", { class: "tile", title: hint }, make("p", { class: "soft small" }, name),
     make("p", { class: "big" }, make("span", { class: "was" }, was), make("span", { class: "was", "aria-hidden": "true" }, "→"), make("span", { class: "now" }, now)));
   root.replaceChildren(
-    tile("the worst hub is top-1", `${count(before.max)} times`, `${count(after.max)}`, `a fair share is ${before.mean.toFixed(1)}`),
-    tile("never top-1", count(n_never_before), count(n_never), `items that are top-1 for no query${whereList().length ? ", among the filtered items" : ""}`),
-    tile("top-1 hits on hubs", percent(before.hub_occurrence, 0), percent(after.hub_occurrence, 0), "items with at least twice their fair share"),
+    tile(`the worst hub is ${hitName()}`, `${count(before.max)} times`, `${count(after.max)}`, `the share of an item is ${before.mean.toFixed(2)}`),
+    tile(`never ${hitName()}`, count(n_never_before), count(n_never), `items that are ${hitName()} for no query${whereList().length ? ", among the filtered items" : ""}`),
+    tile("hits on hubs", percent(before.hub_occurrence, 0), percent(after.hub_occurrence, 0), "hits on items with at least twice their share"),
     tile("inequality (Gini)", before.gini.toFixed(2), after.gini.toFixed(2), "0: all items equal, 1: one item gets all hits"),
-    make("div", { class: "tile", title: "top-1 for no query before, for some query now" }, make("p", { class: "soft small" }, "came back"),
+    make("div", { class: "tile", title: `${hitName()} for no query before, for some query now` }, make("p", { class: "soft small" }, "came back"),
       make("p", { class: "big" }, make("span", { class: "now" }, count(n_back)), make("span", { class: "was" }, `and ${count(n_gone)} lost`))));
 }
 
 function drawHistogram(root, found) {
   const width = Math.min(640, root.clientWidth || 640), height = width < 450 ? 210 : 250, margin = { left: 44, right: 12, top: 12, bottom: 36 };
   const most = found.histogram_before.length - 1;
-  const svg = svgChart(width, height, `Histogram of how often items are top-1: at most ${found.before.max} times before, ${found.after.max} after`);
+  const svg = svgChart(width, height, `Histogram of how often items are ${hitName()}: at most ${found.before.max} times before, ${found.after.max} after`);
   const highest = Math.max(d3.max(found.histogram_before), d3.max(found.histogram_after), d3.max(found.expected));
   const x = d3.scaleLinear([0, most + 1], [margin.left, width - margin.right]);
   const y = d3.scaleLog([0.5, highest * 1.3], [height - margin.bottom, margin.top]).clamp(true);
@@ -74,7 +75,7 @@ function drawHistogram(root, found) {
   svg.append("path").attr("class", "line-null").attr("d", d3.line(([n]) => x(n), ([, value]) => y(value)).curve(d3.curveMonotoneX)(expected));
   svg.append("g").attr("transform", `translate(0,${height - margin.bottom})`).call(d3.axisBottom(x).ticks(Math.min(10, most + 1)).tickFormat(d3.format("d")));
   svg.append("g").attr("transform", `translate(${margin.left},0)`).call(d3.axisLeft(y).ticks(4, "~s").tickSizeOuter(0));
-  svg.append("text").attr("x", width - margin.right).attr("y", height - 4).attr("text-anchor", "end").text("times top-1");
+  svg.append("text").attr("x", width - margin.right).attr("y", height - 4).attr("text-anchor", "end").text(`times ${hitName()}`);
   svg.append("text").attr("x", 2).attr("y", 10).text("items");
   root.replaceChildren(svg.node());
 }
@@ -95,36 +96,40 @@ function drawTable(rows, found) {
 }
 
 async function drawDetail(root) {
-  if (state.hub === undefined) { root.replaceChildren(make("p", { class: "soft" }, "No item is top-1 too often.")); return; }
+  if (state.hub === undefined) { root.replaceChildren(make("p", { class: "soft" }, "There are no hubs.")); return; }
   const found = { ...await ask("hub", { item: state.hub }), ...await ask("hub/now", { ...setting(), item: state.hub }) };
   const name = nameOf(found.items, state.hub);
-  found.groups.flat().forEach((entry, place) => Object.assign(entry, { now: found.now[place], isRight: Boolean(found.now_is_right[place]) }));
+  found.groups.flat().forEach((entry, place) => Object.assign(entry, { isStill: Boolean(found.is_still_hit[place]), isRight: Boolean(found.now_is_right[place]) }));
   const groups = found.groups.slice(0, 12);
-  const facts = [`Top-1 for ${count(found.n_before)} queries before, for ${count(found.n_after)} after.`];
-  if (found.n_wrong !== null) facts.push(`${count(found.n_wrong)} of the ${count(found.n_before)} answers were wrong; for ${count(found.n_freed)} of these, another item is now top-1.`);
+  const facts = [`${capital(hitName())} for ${count(found.n_before)} queries before, for ${count(found.n_after)} after.`];
+  if (found.n_wrong !== null) facts.push(`It is wrong for ${count(found.n_wrong)} of the ${count(found.n_before)}; for ${count(found.n_freed)} of these, it is no longer ${hitName()}.`);
   keepFocus(root, () => root.replaceChildren(make("div", { class: "stack" },
     make("div", { class: "hero" }, picture(found.items, state.hub), make("div", {},
       make("h2", {}, name), make("p", {}, facts.join(" ")),
       make("p", { class: "soft small" }, `id ${found.items[state.hub].id}, bias ${found.bias.toFixed(3)} (z ${found.bias_z.toFixed(1)})${found.scan_is_ready ? `, scan: ${found.verdict}${found.reasons.length ? `: ${found.reasons.join("; ")}` : ""}` : ""}`))),
-    make("h3", {}, found.n_wrong === null ? "Queries with this item as top-1" : "Queries that it answered wrongly"),
+    make("h3", {}, found.n_wrong === null ? `Queries with this item ${about.hit_k === 1 ? "as top-1" : hitName()}` : "Queries for which it is wrong"),
     groups.length ? make("div", { class: "groups scroll", tabindex: "0", "data-key": "groups", role: "region", "aria-label": "Queries that it answered" }, groups.map((group) => make("div", { class: "group" },
       group.length > 1 ? make("p", { class: "soft small" }, `${count(group.length)} similar queries${group.length > 6 ? ", six of them" : ""}`) : null,
-      make("ul", {}, group.slice(0, 6).map(({ query, text, now, isRight }) => make("li", {},
+      make("ul", {}, group.slice(0, 6).map(({ query, text, isStill, isRight }) => make("li", {},
         linkTo(query, text),
-        nowOf(now, isRight))))))) : make("p", { class: "soft" }, "None."),
+        nowOf(isStill, isRight))))))) : make("p", { class: "soft" }, "None."),
     found.copies.length ? make("div", {}, make("h3", {}, "Its near copies"), make("ul", { class: "thumbs" }, Array.from(found.copies, (item) => thumb(found.items, item, openHub(item))))) : null)));
 }
 
 // Where a query went; only a right answer is a gain.
-function nowOf(now, isRight) {
-  if (now === state.hub) return make("span", { class: "small down" }, "  still here");
+function nowOf(isStill, isRight) {
   if (isRight) return make("span", { class: "small up" }, "  ✓ now right");
+  if (isStill) return make("span", { class: "small down" }, `  still ${hitName()}`);
   return make("span", { class: "small soft" }, about.has_truth ? "  now another wrong item" : "  now another item");
 }
 
 function linkTo(query, text) {
   if (!canAsk("search", { ...setting(), query })) return text;
   return make("button", { class: "link", type: "button", "data-key": `query ${query}`, onclick: () => change({ view: "search", query, text: undefined, item: undefined }, true) }, text);
+}
+
+function capital(text) {
+  return text[0].toUpperCase() + text.slice(1);
 }
 
 function openHub(item) {
@@ -135,8 +140,8 @@ function drawNever(root, found) {
   const list = (items) => make("ul", { class: "thumbs" }, Array.from(items, (item) => thumb(found.items, item, searchWith(item))));
   keepFocus(root, () => root.replaceChildren(
     make("h2", {}, `${count(found.n_back)} items came back`),
-    make("p", { class: "soft small" }, `Top-1 for no query before, for some query now${found.n_back > found.back.length ? " (a random sample)" : ""}. ${count(found.n_gone)} other items are no longer top-1 for any query.`),
+    make("p", { class: "soft small" }, `${capital(hitName())} for no query before, for some query now${found.n_back > found.back.length ? " (a random sample)" : ""}. ${count(found.n_gone)} other items are no longer ${hitName()} for any query.`),
     found.back.length ? list(found.back) : make("p", { class: "soft" }, "None with this setting."),
-    make("h2", {}, `${count(found.n_never)} are never top-1`),
+    make("h2", {}, `${count(found.n_never)} are never ${hitName()}`),
     make("p", { class: "soft small" }, found.never.length < found.n_never ? "A random sample." : ""), found.never.length ? list(found.never) : make("p", { class: "soft" }, "None.")));
 }

@@ -7,7 +7,7 @@ import { mapView } from "./map.js";
 import { qualityView } from "./quality.js";
 import { bankView } from "./bank.js";
 
-const VIEWS_OF = { search: ["Search", searchView], hubs: ["Hubs", hubsView], map: ["Map", mapView], quality: ["Quality", qualityView], bank: ["Bank", bankView] };
+const VIEWS_OF = { search: ["Search", searchView], hubs: ["Hubs", hubsView], map: ["Map", mapView], quality: ["Quality", qualityView], bank: ["Past queries", bankView] };
 let current = null, shownView = null;
 
 function drawTabs() {

@@ -1,5 +1,5 @@
-// Items on a plane, colored by how often they come first or by their bias; lasso to a list.
-import { state, about, change, ask, askUntilReady, keepFocus, make, searchWith, setting, whereList, live, nameOf, picture, pictureOf, count, thumb, waiting, saveText } from "./core.js";
+// Items on a plane, colored by how often they are hits or by their bias; lasso to a list.
+import { state, about, change, ask, askUntilReady, keepFocus, make, searchWith, setting, whereList, live, nameOf, picture, pictureOf, count, hitName, thumb, waiting, saveText } from "./core.js";
 import { learn } from "./controls.js";
 
 const MOST_PICTURES = 90;
@@ -8,8 +8,8 @@ export function mapView(root) {
   const canvas = make("canvas", { tabindex: "0", role: "img", "aria-label": "Map of the items; arrow keys move it, plus and minus zoom" });
   const tip = make("div", { class: "tip", hidden: true });
   const plane = make("div", { class: "plane", id: "plane" }, canvas, tip);
-  const colour = make("select", { id: "colour", onchange: (event) => change({ colour: event.target.value }) },
-    [["before", "times top-1, before"], ["after", "times top-1, after"], ["bias", "bias"]].map(([value, text]) => make("option", { value }, text)));
+  const color = make("select", { id: "color", onchange: (event) => change({ color: event.target.value }) },
+    [["hits", `times ${hitName()}`], ["bias", "bias"]].map(([value, text]) => make("option", { value }, text)));
   const lasso = make("button", { class: "button", id: "lasso", type: "button", "aria-pressed": "false", onclick: () => setLasso(!isLasso) }, "Lasso");
   const reset = make("button", { class: "button", type: "button", onclick: () => d3.select(canvas).transition().duration(300).call(zoom.transform, d3.zoomIdentity) }, "Whole map");
   const inView = make("button", { class: "button", type: "button", id: "in-view", onclick: () => select(visible()) }, "Select visible items");
@@ -18,7 +18,7 @@ export function mapView(root) {
   const words = make("p", { class: "soft small" });
   const holder = make("div", {}, waiting("Computing the map"));
   root.append(holder);
-  let places = null, values = null, shape = d3.zoomIdentity, isLasso = false, path = [], chosen = new Set(), isHere = true, known = {}, isReady = false;
+  let places = null, values = null, density = [], shape = d3.zoomIdentity, isLasso = false, path = [], chosen = new Set(), isHere = true, known = {}, isReady = false;
   const images = new Map();
   const zoom = d3.zoom().scaleExtent([1, 60]).filter((event) => !isLasso || event.type === "wheel").on("zoom", (event) => { shape = event.transform; draw(); });
 
@@ -52,21 +52,26 @@ export function mapView(root) {
     const tone = (name) => css.getPropertyValue(name).trim();
     paint.setTransform(ratio, 0, 0, ratio, 0, 0);
     paint.clearRect(0, 0, width, height);
-    const measure = state.colour === "bias" ? values.bias : values[state.colour === "after" ? "after" : "before"];
-    const isCount = state.colour !== "bias";
+    drawDensity(paint, tone("--sunk"), ratio);
+    const isCount = state.color !== "bias", measure = isCount ? values.after : values.bias;
     const [low, high] = isCount ? [0, Math.max(d3.max(values.before), d3.max(values.after))] : d3.extent(measure);
     const scale = (value) => (high > low ? (isCount ? Math.sqrt(value / high) : (value - low) / (high - low)) : 0);
     const ink = d3.interpolateRgb(isCount ? tone("--few") : tone("--heat-low"), isCount ? tone("--hub") : tone("--heat-high"));
     const base = Math.max(2, Math.min(4.2, 130 / Math.sqrt(places.x.length))) * Math.min(2.2, Math.sqrt(shape.k));
     const order = d3.range(places.x.length).sort((a, b) => measure[a] - measure[b]);
+    const radius = (share) => (isCount ? base * (0.7 + 2.2 * share) : base);
     for (const place of order) {
       const [x, y] = spot(place);
       if (x < -40 || y < -40 || x > width + 40 || y > height + 40) continue;
       const share = scale(measure[place]);
+      if (isCount && values.before[place] >= about.hub_hits && values.is_kept[place]) {  // a hub before
+        paint.globalAlpha = 0.6; paint.strokeStyle = tone("--hub"); paint.lineWidth = 1;
+        paint.beginPath(); paint.arc(x, y, radius(scale(values.before[place])) + 1, 0, 2 * Math.PI); paint.stroke();
+      }
       paint.globalAlpha = values.is_kept[place] ? (isCount ? 0.6 + 0.4 * share : 0.85) : 0.07;
       paint.fillStyle = ink(isCount ? share * share : share);
       paint.beginPath();
-      paint.arc(x, y, isCount ? base * (0.7 + 2.2 * share) : base, 0, 2 * Math.PI);
+      paint.arc(x, y, radius(share), 0, 2 * Math.PI);
       paint.fill();
       if (chosen.has(place)) {
         paint.globalAlpha = 1; paint.strokeStyle = tone("--ink"); paint.lineWidth = 1.5; paint.stroke();
@@ -78,7 +83,19 @@ export function mapView(root) {
       paint.strokeStyle = tone("--after"); paint.lineWidth = 2; paint.setLineDash([6, 4]);
       paint.beginPath(); path.forEach(([x, y], n) => (n ? paint.lineTo(x, y) : paint.moveTo(x, y))); paint.closePath(); paint.stroke(); paint.setLineDash([]);
     }
-    ramp.replaceChildren(isCount ? "0" : `bias ${low.toFixed(3)}`, make("span", { class: `ramp ${isCount ? "of-counts" : "of-bias"}` }), isCount ? `${count(high)} times top-1` : high.toFixed(3));
+    ramp.replaceChildren(isCount ? "0" : `bias ${low.toFixed(3)}`, make("span", { class: `ramp ${isCount ? "of-counts" : "of-bias"}` }), isCount ? `${count(high)} times ${hitName()}, with the current setting` : high.toFixed(3), ...(isCount ? [make("span", { class: "key ring" }, "a hub without correction")] : []), make("span", { class: "key dense" }, "many items"));
+  }
+
+  // Contours of the number of items, made once on a square of side 400.
+  function drawDensity(paint, tone, ratio) {
+    const [width, height] = size(), scale = 0.47 * Math.min(width, height) / 190, wide = scale * Math.min(1.45, width / height);
+    const [left, top] = [shape.applyX(width / 2 - 200 * wide), shape.applyY(height / 2 - 200 * scale)];
+    paint.save();
+    paint.setTransform(ratio * shape.k * wide, 0, 0, ratio * shape.k * scale, ratio * left, ratio * top);
+    paint.fillStyle = tone;
+    paint.globalAlpha = 0.5;
+    for (const contour of density) { paint.beginPath(); d3.geoPath(null, paint)(contour); paint.fill(); }
+    paint.restore();
   }
 
   function drawPictures(paint, ink, scale, measure) {
@@ -108,7 +125,7 @@ export function mapView(root) {
   async function select(found) {
     chosen = new Set(found);
     draw();
-    const items = found.map((place) => places.map_items[place]).sort((a, b) => firsts(b) - firsts(a));
+    const items = found.map((place) => places.map_items[place]).sort((a, b) => hits(b) - hits(a));
     const ids = items.map((item) => places.ids[placeOf(item)]);
     const shown = items.slice(0, 60);
     if (shown.length) known = { ...known, ...(await ask("items", { items: shown.join(",") })).items };
@@ -117,12 +134,12 @@ export function mapView(root) {
       items.length ? make("div", { class: "line" },
         make("button", { class: "button", type: "button", id: "save-ids", onclick: () => saveText("selection.txt", ids.join("\n") + "\n") }, "Ids as text"),
         make("button", { class: "button", type: "button", onclick: () => saveText("selection.json", JSON.stringify(ids)) }, "as JSON")) : make("p", { class: "soft" }, "Draw around items with the lasso, or select the visible ones."),
-      ...(items.length ? [make("p", { class: "soft small" }, `For nnnorm index delete --ids. Most often top-1${items.length > shown.length ? `; ${shown.length} of them` : ""}:`), make("ul", { class: "thumbs scroll", tabindex: "0", "data-key": "selected", "aria-label": "Selected items" }, shown.map((item) => thumb(known, item, searchWith(item), `first ${firsts(item)} times`)))] : [])));
+      ...(items.length ? [make("p", { class: "soft small" }, `For nnnorm index delete --ids. Most frequent first, without correction${items.length > shown.length ? `; ${shown.length} of them` : ""}:`), make("ul", { class: "thumbs scroll", tabindex: "0", "data-key": "selected", "aria-label": "Selected items" }, shown.map((item) => thumb(known, item, searchWith(item), `${hitName()} ${hits(item)} times`)))] : [])));
   }
 
   let rowOf = new Map();
   const placeOf = (item) => rowOf.get(item);
-  const firsts = (item) => values.before[placeOf(item)];
+  const hits = (item) => values.before[placeOf(item)];
 
   async function showTip(event) {
     if (!isReady || isLasso) return;
@@ -137,7 +154,7 @@ export function mapView(root) {
     if (!known[item]) known[item] = (await ask("items", { items: item })).items[item] || {};
     const [x, y] = spot(best), [width, height] = size();
     tip.replaceChildren(...[picture(known, item), make("div", {}, make("b", {}, nameOf(known, item)),
-      make("p", { class: "soft" }, `top-1 ${count(values.before[best])} → ${count(values.after[best])} times, bias ${values.bias[best].toFixed(3)}`))].filter(Boolean));
+      make("p", { class: "soft" }, `${hitName()} ${count(values.before[best])} → ${count(values.after[best])} times, bias ${values.bias[best].toFixed(3)}`))].filter(Boolean));
     tip.hidden = false;
     tip.style.left = `${Math.max(4, Math.min(x + 14, width - tip.offsetWidth - 4))}px`;
     tip.style.top = `${Math.max(4, Math.min(y - 30, height - tip.offsetHeight - 4))}px`;
@@ -177,15 +194,16 @@ export function mapView(root) {
       if (!isHere) return;
       places = found;
       rowOf = new Map(Array.from(places.map_items, (item, place) => [item, place]));
+      density = d3.contourDensity().x((place) => 200 + 190 * places.x[place]).y((place) => 200 - 190 * places.y[place]).size([400, 400]).bandwidth(14).thresholds(6)(d3.range(places.x.length));
       isReady = true;
       holder.replaceChildren(make("div", { class: "stack" },
-        make("div", { class: "line" }, make("label", { for: "colour", class: "small" }, "Color"), colour, lasso, inView, reset, ramp),
+        make("div", { class: "line" }, make("label", { for: "color", class: "small" }, "Color"), color, lasso, inView, reset, ramp),
         make("div", { class: "with-side" }, plane, list), words));
       words.textContent = `${count(places.x.length)} ${places.x.length < about.n_gallery ? `of ${count(about.n_gallery)} items, drawn at random, and the worst hubs` : "items"}; similar items are close together.${about.has_pictures ? " Zoom in to see pictures." : ""}`;
       d3.select(canvas).call(zoom);
       watch.observe(plane);
     }
-    colour.value = state.colour;
+    color.value = state.color;
     values = await ask("map/values", { ...setting(), where: whereList() });
     learn(values.setting);
     draw();

@@ -101,7 +101,7 @@ function drawHeat(root, grid, now) {
     make("span", {}, `${percent(low)} `, make("span", { class: "ramp" }), ` ${percent(high)}, middle: uncorrected, ${percent(grid.uncorrected)}`),
     make("span", {}, isNnn ? "framed: nearest to the current setting" : "the current method isn’t NNN"),
     make("span", {}, "★ highest"),
-    make("span", {}, center ? "centered" : "not centered")));
+    make("span", {}, `all cells: ${center ? "centered" : "not centered"}`)));
   if (heldFocus) table.querySelector(`[data-key="${heldFocus}"]`)?.focus();
 }
 

@@ -1,5 +1,5 @@
 // One query and its first hits before and after, side by side.
-import { state, about, change, ask, make, setting, whereList, live, keepFocus, nameOf, picture, count, isNarrow, isRecorded } from "./core.js";
+import { state, about, change, ask, make, setting, whereList, live, keepFocus, nameOf, picture, count, hitName, isNarrow, isRecorded, say } from "./core.js";
 import { learn } from "./controls.js";
 
 export function searchView(root) {
@@ -12,27 +12,34 @@ export function searchView(root) {
   const before = make("ol", { class: "cards", id: "before" });
   const after = make("ol", { class: "cards", id: "after" });
   const confidence = make("span", { class: "soft small", id: "confidence", title: "higher if the first result is more likely to be right" });
+  const heading = make("h2", {}, "After", make("span", { class: "wide-only" }, " the correction"));
   const sides = make("div", { class: "sides" },
     make("section", { class: "side before" }, make("h2", {}, "Before"), before),
-    make("section", { class: "side after" }, make("h2", {}, "After", make("span", { class: "wide-only" }, " the correction")), after));
+    make("section", { class: "side after" }, heading, after));
   const legend = make("p", { class: "legend" },
     about.has_truth ? make("span", { class: "key right" }, "the right item") : null,
-    make("span", {}, "“hub ×9”: top-1 for 9 queries before the correction"),
+    make("span", {}, `A hub is ${hitName()} for far more queries than its share. “hub ×N”: N of ${count(about.n_sampled)} queries, before the correction`),
     isRecorded ? null : make("span", {}, "click an item to search with it"),
-    about.has_captions || about.has_pictures ? null : make("span", {}, "to see texts or pictures, start with --captions FILE or --images FOLDER"));
+  );
+  const missing = [
+    about.has_captions || about.has_pictures ? "" : "--captions FILE or --images FOLDER to see the items",
+    about.has_encode ? "" : "--encoder MODEL to type queries",
+    about.has_query_captions ? "" : "--query-captions FILE to see the queries",
+  ].filter(Boolean);
+  const hint = make("p", { class: "legend", id: "hint" }, isRecorded || !missing.length ? "" : `Start nnnorm explore with ${missing.join(", ")}.`);
   form.hidden = isRecorded || !(about.has_encode || about.has_query_captions);
-  root.append(make("div", { class: "stack" }, form, chips, asked, sides, legend));
+  root.append(make("div", { class: "stack" }, form, chips, asked, sides, legend, hint));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = input.value.trim();
     if (!text) return;
     if (about.has_encode) change({ text, query: undefined, item: undefined }, true);
-    else offer(text);
+    else offer(text).catch((error) => say(error.message));
   });
 
   let seed = 0, isOffered = false, which = "any";
   const kinds = about.has_truth ? [["any", "random queries"], ["won", "queries that improve"], ["lost", "queries that get worse"]] : [["any", "random queries"], ["won", "queries that change"]];
-  const choice = make("select", { "aria-label": "Which queries to offer", id: "which", onchange: (event) => { which = event.target.value; offer(); } },
+  const choice = make("select", { "aria-label": "Which queries to offer", id: "which", onchange: (event) => { which = event.target.value; offer().catch((error) => say(error.message)); } },
     kinds.map(([value, text]) => make("option", { value }, text)));
   async function offer(text = "") {
     isOffered = true;
@@ -42,7 +49,7 @@ export function searchView(root) {
       class: "chip", type: "button", "data-query": query, "aria-pressed": String(state.query === query),
       title: words, onclick: () => change({ query, text: undefined, item: undefined }, true),
     }, words));
-    const others = make("button", { class: "chip", type: "button", id: "others", onclick: () => { seed += 1; offer(text); } }, "↻ others");
+    const others = make("button", { class: "chip", type: "button", id: "others", onclick: () => { seed += 1; offer(text).catch((error) => say(error.message)); } }, "↻ others");
     keepFocus(chips, () => chips.replaceChildren(...(isRecorded ? [] : [choice]), ...(isRecorded ? [] : [others]), ...(label ? [make("span", { class: "soft small" }, label)] : []), ...buttons));
     return found;
   }
@@ -58,6 +65,7 @@ export function searchView(root) {
       asked.replaceChildren(...(state.text === undefined ? [] : [make("q", {}, state.text)]));
       before.replaceChildren();  // no results of another query under this one
       after.replaceChildren();
+      confidence.textContent = "";
       throw error;
     });
     learn(found.setting);
@@ -65,9 +73,9 @@ export function searchView(root) {
     drawAsked(asked, found);
     const rank = found.confidence_rank === null ? "" : `, higher than ${Math.round(100 * found.confidence_rank)} % of queries`;
     confidence.textContent = `confidence ${found.confidence.toFixed(3)}${rank}`;
-    asked.append(confidence);
-    keepFocus(before, () => drawCards(before, found, found.before, found.before_first, (place) => moveOf(place + 1, found.before_now[place], "now")));
-    keepFocus(after, () => drawCards(after, found, found.after, found.after_first, (place) => moveOf(found.after_was[place], place + 1, "was")));
+    (isNarrow() ? asked : heading).append(confidence);
+    keepFocus(before, () => drawCards(before, found, found.before, found.before_hits, (place) => moveOf(place + 1, found.before_now[place], "now")));
+    keepFocus(after, () => drawCards(after, found, found.after, found.after_hits, (place) => moveOf(found.after_was[place], place + 1, "was")));
   });
   return { update };
 }
@@ -80,8 +88,8 @@ function drawAsked(root, found) {
     const kindOf = now < was ? "good" : now > was ? "bad" : "";
     const words = now === was ? `the right item stays at rank ${count(now)}` : `the right item moves from rank ${count(was)} to ${count(now)}`;
     parts.push(make("span", { class: `verdict ${kindOf}`, id: "verdict" }, words));
-    if (kind === "query" && number === about.example) parts.push(make("span", { class: "soft small" }, "picked to show the effect"));
   }
+  if (kind === "query" && number === about.example) parts.push(make("span", { class: "soft small" }, "a query picked to show the effect, not a typical one"));
   if (found.n_filtered_out) {
     parts.push(make("span", { class: "verdict", id: "filtered-out" }, found.right.length ? `${count(found.n_filtered_out)} of ${count(found.n_filtered_out + found.right.length)} right items are filtered out` : "the right item is filtered out"));
   }
@@ -96,20 +104,19 @@ function moveOf(was, now, word) {
 }
 
 // Cards keep their element while an item stays, so that its move is animated.
-function drawCards(list, found, items, firsts, move) {
+function drawCards(list, found, items, hits, move) {
   const old = new Map(Array.from(list.children, (card) => [Number(card.dataset.item), card]));
   const places = new Map(Array.from(old, ([item, card]) => [item, card.getBoundingClientRect()]));
-  const fair = about.n_sampled / about.n_gallery;
   const cards = Array.from(items, (item, place) => {
     const isRight = found.right.includes(item);
-    const isHub = firsts[place] >= Math.max(3, 3 * fair);
+    const isHub = hits[place] >= about.hub_hits;
     const shown = picture(found.items, item) || make("span", { class: found.items[item]?.caption ? "text" : "text short" }, nameOf(found.items, item));
     const button = make("button", { class: `item${isRight ? " right" : ""}`, type: "button", "data-key": item,
       "aria-label": `rank ${place + 1}: ${nameOf(found.items, item)}${isRight ? ", the right item" : ""}`,
       title: nameOf(found.items, item),
       onclick: () => { if (!isRecorded) change({ item, query: undefined, text: undefined }, true); } },
       shown, make("span", { class: "foot-line" }, make("b", { class: "place" }, String(place + 1)), move(place),
-        isRight ? make("span", { class: "mark" }, "✓ right") : isHub ? make("span", { class: "mark hub", title: "times top-1 before the correction" }, `hub ×${count(firsts[place])}`) : null));
+        isRight ? make("span", { class: "mark" }, "✓ right") : isHub ? make("span", { class: "mark hub", title: `${hitName()} for ${count(hits[place])} queries before the correction` }, `hub ×${count(hits[place])}`) : null));
     const card = old.get(item) || make("li", { "data-item": item });
     const image = card.querySelector("img");
     if (image && shown.tagName === "IMG") shown.replaceWith(image);  // no flicker

@@ -58,8 +58,6 @@ class DuckdbBackend(SqlBackend):
             [vector.tolist()],
         )
 
-    def _table_names(self) -> set[str]:
-        rows = self.run(
-            "SELECT table_name FROM information_schema.tables WHERE table_type <> 'VIEW'"
-        )
-        return {row[0] for row in rows}
+    def _has_table(self, name: str) -> bool:
+        tables = "information_schema.tables WHERE table_type <> 'VIEW'"
+        return bool(self.run(f"SELECT 1 FROM {tables} AND table_name = ?", name))

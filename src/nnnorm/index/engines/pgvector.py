@@ -143,10 +143,6 @@ class PgvectorBackend(SqlBackend):
     def _read_vector(self, column: str) -> str:
         return f"{column}::real[]"
 
-    def _table_names(self) -> set[str]:
-        rows = self.run(
-            "SELECT n.nspname, c.relname, pg_table_is_visible(c.oid) FROM pg_class c "
-            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p')"
-        )
-        near = {name for _, name, is_near in rows if is_near}
-        return near | {f"{space}.{name}" for space, name, _ in rows}
+    def _has_table(self, name: str) -> bool:
+        tables = "pg_class WHERE relkind IN ('r', 'p')"
+        return bool(self.run(f"SELECT 1 FROM {tables} AND oid = to_regclass(?)", quote_name(name)))

@@ -116,10 +116,11 @@ class SqliteVecBackend(SqlBackend):
         joined = np.frombuffer(b"".join(vectors), dtype="<f4")
         return joined.reshape(len(vectors), -1).astype(np.float32)
 
-    def _table_names(self) -> set[str]:
+    def _has_table(self, name: str) -> bool:
         if self._client is None and self.address and not Path(self.address).exists():
-            return set()
-        return {row[0] for row in self.run("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            return False
+        tables = "sqlite_master WHERE type = 'table'"
+        return bool(self.run(f"SELECT 1 FROM {tables} AND name = ?", name))
 
 
 def _load(opened: Any) -> None:
