@@ -1,4 +1,4 @@
-"""Long documents: chunks are merged by parent, and many chunks are no advantage."""
+"""Long documents: chunks are merged by parent."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 
 import nnnorm
 from nnnorm import NNN, NNNormError, search
-from nnnorm.documents import Documents, discount_length
+from nnnorm.documents import Documents
 from nnnorm.errors import NNNormWarning
 from nnnorm.evaluation import evaluate
 from nnnorm.methods import InvertedSoftmax
@@ -63,8 +63,6 @@ def test_parents_of_their_own_change_nothing(problem):
     plain = search(queries, chunks, bias, k=5, normalize=True)
     found = search(queries, chunks, bias, k=5, parents=range(len(chunks)), normalize=True)
     np.testing.assert_array_equal(found.indices, plain.indices)
-    same = discount_length(bias, chunks, past, parents=range(len(chunks)), normalize=True)
-    np.testing.assert_array_equal(same.values, bias.values)
 
 
 def test_queries_of_low_confidence_have_no_documents(problem, tmp_path):
@@ -93,37 +91,6 @@ def test_metrics_are_of_documents(problem):
     assert found.n_gallery == N_DOCUMENTS
 
 
-def test_documents_of_many_chunks_lose_what_their_number_gives_them():
-    """Chunks that mean nothing: without a discount, long documents are found first."""
-    rng = np.random.default_rng(1)
-    chunks, past, queries = rng.normal(size=(550, 16)), *rng.normal(size=(2, 400, 16))
-    parents = np.repeat(np.arange(100), [1, 10] * 50)
-    bias = NNN(10, 0.5).fit(chunks, past, normalize=True)
-    shares = []
-    for share in (None, 0.5, 1.0):
-        if share is not None:
-            options = {"parents": parents, "share": share, "normalize": True}
-            used = discount_length(bias, chunks, past, **options)
-            assert used.params["length_weight"] > 0
-        found = search(
-            queries, chunks, bias if share is None else used, k=1, parents=parents, normalize=True
-        )
-        shares.append((found.parents[:, 0] % 2 == 1).mean())
-    assert shares[0] > 0.85
-    assert shares[0] > shares[1] > shares[2] > 0.3
-    with pytest.raises(NNNormError, match="has a discount already"):
-        discount_length(used, chunks, past, parents=parents, normalize=True)
-
-
-def test_a_bias_of_weight_0_gets_the_discount_alone(problem):
-    chunks, _, past, parents = problem
-    bias = nnnorm.Bias(np.ones(len(chunks)), 0.0, "nnn")
-    found = discount_length(bias, chunks, past, parents=parents, normalize=True)
-    cost = found.params["length_weight"]
-    lengths = np.log(np.bincount(parents))[parents]
-    np.testing.assert_allclose(found.correction, cost * lengths, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -136,15 +103,6 @@ def test_a_bias_of_weight_0_gets_the_discount_alone(problem):
 def test_bad_parents_are_rejected(options, words):
     with pytest.raises(NNNormError, match=words):
         search(np.eye(4), np.eye(4), **{"k": 2} | options)
-
-
-def test_bad_discounts_are_rejected(problem):
-    chunks, _, past, parents = problem
-    gated = InvertedSoftmax(gated=True).fit(chunks, past, normalize=True)
-    with pytest.raises(NNNormError, match=r"this bias \(qbnorm\) decides per query"):
-        discount_length(gated, chunks, past, parents=parents, normalize=True)
-    with pytest.raises(NNNormError, match="share must be between 0 and 1; got 2"):
-        discount_length(gated, chunks, past, parents=parents, share=2)
 
 
 @pytest.fixture
@@ -163,10 +121,8 @@ def test_the_command_line_takes_parents(files, tmp_path):
     parents = files[-1]
     sides = ["--gallery", "chunks.npy", "--queries", "queries.npy", "--parents", "parents.npy"]
     chunks, past = np.load("chunks.npy"), np.load("past.npy")
-    bias = discount_length(NNN().fit(chunks, past), chunks, past, parents=parents)
-    assert bias.params["length_weight"] > 0
+    bias = NNN().fit(chunks, past)
     bias.save("bias.safetensors")
-    assert "log(chunks of the document)" in run("info", "bias.safetensors").stdout
     expected = search("queries.npy", "chunks.npy", bias, k=4, parents=parents)
     found = run_json("search", *sides, "--bias", "bias.safetensors", "-k", 4, "--run-file", "run")
     assert found["parents"] == expected.parents.tolist()

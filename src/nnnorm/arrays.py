@@ -353,6 +353,11 @@ def _join_ids(found: list[list[Any] | None], name: str) -> Ids | None:
         return None
     values = [value for ids in found for value in ids or [None]]
     kinds = {type(value) for value in values}
+    if kinds == {str} and any(value.endswith("\0") for value in values):
+        raise NNNormError(
+            f"the column 'id' of {name} has an id that ends with a NUL character, which numpy "
+            "drops; remove it"
+        )
     with contextlib.suppress(OverflowError):
         if kinds in ({int}, {str}):
             return np.array(values, str if kinds == {str} else np.int64)

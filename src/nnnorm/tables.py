@@ -243,6 +243,10 @@ def check_names(ids: Any, n_items: int, what: str, name: str) -> Ids:
             raise NNNormError(
                 f"{what} must be one whole number or string per item of {name}; got {value!r}"
             )
+    if cut := [text for text in texts if text.endswith("\0")]:
+        raise NNNormError(
+            f"{what} of {name} must not end with a NUL character, which numpy drops; got {cut[0]!r}"
+        )
     if 0 < len(texts) < n_items:
         raise NNNormError(
             f"{what} of {name} mix whole numbers and strings (such as {texts[0]!r}); pass all of "

@@ -19,6 +19,7 @@ def test_ids_are_whole_numbers_or_strings(ids):
         (["a", "a"], "ids of photos must be unique, but a occurs at positions 0 and 1; give each"),
         ([0.5, 1.5], "ids must be one whole number or string per item of photos; got 0.5"),
         ([True, False], "ids must be one whole number or string per item of photos; got True"),
+        (["a", "b\0"], "ids of photos must not end with a NUL character, which numpy drops"),
         ([1, 2, 3], "per item of photos, shape (2,); got shape (3,)"),
         ([1, 2**63], "ids of photos must fit in 64 bits with a sign"),
         (np.array([1, 2**63], dtype=np.uint64), "ids of photos must fit in 64 bits with a sign"),

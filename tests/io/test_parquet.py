@@ -121,6 +121,12 @@ def test_a_column_id_that_can_t_be_used_is_left_out_with_a_warning(pa, pq, path,
         assert open_embeddings(path).ids is None
 
 
+def test_an_id_that_numpy_would_cut_is_rejected(pa, pq, path):
+    save_ids(pa, path, ["a", "b\0"])
+    with pytest.raises(NNNormError, match="has an id that ends with a NUL character"):
+        open_embeddings(path)
+
+
 @pytest.mark.parametrize("columns", [{"id": [1]}, {}])
 def test_shards_whose_ids_do_not_go_together_have_none(pa, pq, path, columns):
     folder = path.parent / "img_emb"

@@ -180,8 +180,6 @@ def describe_bias(bias: Bias, path: Path) -> Facts:
         facts["groups"] = _describe_groups(params["groups"], params["between"])
     if "past_queries" in params:
         facts["past queries"] = _describe_choice(params["past_queries"], params["mismatch_z"])
-    if "length_weight" in params:
-        facts["chunks"] = f"{params['length_weight']:.3g}·log(chunks of the document) more"
     if "popularity_weight" in params:
         facts["popularity"] = (
             f"{params['popularity_weight']:g}·log(1 + clicks), of {params['n_clicks']:,} clicks"
