@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -48,6 +48,8 @@ from nnnorm.tables import check_ids
 _BATCH = 4096  # items given their bias at once
 _SAMPLE = 65_536  # vectors that an engine may train on
 _ATTEMPTS = 5
+# Of a query: the best chunk of each document found, as its id, score and metadata.
+_Documents: TypeAlias = dict[Any, tuple[Any, float, dict[str, Any]]]
 
 
 class _State(NamedTuple):
@@ -214,11 +216,11 @@ class CorrectedIndex:
         while True:
             n_fetched = min(n_fetched, most)
             hits = self.search(queries, n_fetched, with_metadata=True, **options)
-            kept = [_first_of_each(hits, row, key, self.backend.name) for row in range(len(hits))]
+            found = _best_chunks(hits, key, self.backend.name)
             short = [
                 row
-                for row, places in enumerate(kept)
-                if len(places) < wanted and (hits.scores[row] > -np.inf).sum() == n_fetched
+                for row, documents in enumerate(found)
+                if len(documents) < wanted and len((hits.metadata or [])[row]) == n_fetched
             ]
             if not short or n_fetched == most:
                 break
@@ -228,7 +230,7 @@ class CorrectedIndex:
                 f"{self.backend.engine} returns at most {most} hits, which are of fewer than "
                 f"{wanted} documents for {len(short):,} queries; some documents may be missing"
             )
-        return _merge(hits, kept, k, key, least)
+        return _merge(found, k, least)
 
     def _with_metadata(self, version: str, hits: Hits) -> Hits:
         found = hits.scores > -np.inf
@@ -461,35 +463,30 @@ def _take_best(ids: Ids, scores: FloatArray, k: int, min_confidence: float) -> H
     return Hits(ids, scores, confidence=confidence)
 
 
-def _first_of_each(hits: Hits, row: int, key: str, name: str) -> list[int]:
-    """The place of the best chunk of every document among the hits of a query."""
-    first: dict[Any, int] = {}
-    for place, entry in enumerate((hits.metadata or [])[row]):
-        if key not in entry:
-            raise NNNormError(
-                f"the item {hits.ids[row, place].item()!r} of {name} has no {key!r} in its "
-                "metadata, which should name its document"
-            )
-        first.setdefault(entry[key], place)
-    return list(first.values())
+def _best_chunks(hits: Hits, key: str, name: str) -> list[_Documents]:
+    """The best chunk of every document among the hits, by query."""
+    found: list[_Documents] = [{} for _ in range(len(hits))]
+    for row, entries in enumerate(hits.metadata or []):
+        chunks = zip(hits.ids[row].tolist(), hits.scores[row].tolist(), entries, strict=False)
+        for own, score, entry in chunks:
+            if key not in entry:
+                raise NNNormError(
+                    f"the item {own!r} of {name} has no {key!r} in its metadata, which should name "
+                    "its document"
+                )
+            found[row].setdefault(entry[key], (own, score, entry))
+    return found
 
 
-def _merge(hits: Hits, kept: list[list[int]], k: int, key: str, least: float) -> Hits:
-    """Keep the best chunk of each document."""
-    entries = [
-        [(hits.metadata or [])[row][place] for place in places] for row, places in enumerate(kept)
-    ]
-    chunks = Hits.read(
-        [
-            [(hits.ids[row, place].item(), hits.scores[row, place]) for place in places]
-            for row, places in enumerate(kept)
-        ]
-    )
-    parents = Hits.read([[(entry[key], 0.0) for entry in row] for row in entries]).ids[:, :k]
+def _merge(found: list[_Documents], k: int, least: float) -> Hits:
+    """Make hits of the best chunks of documents."""
+    chunks = Hits.read([[chunk[:2] for chunk in row.values()] for row in found])
+    parents = Hits.read([[(parent, 0.0) for parent in row] for row in found]).ids[:, :k]
     best = _take_best(chunks.ids, chunks.scores, k, least)
-    is_hit = best.scores > -np.inf
-    drop_hits(np.asarray(~is_hit.any(axis=1)), parents)
-    metadata = [row[: n_hits.sum()] for row, n_hits in zip(entries, is_hit, strict=True)]
+    n_hits = (best.scores > -np.inf).sum(axis=1)
+    drop_hits(n_hits == 0, parents)
+    entries = [[entry for *_, entry in row.values()] for row in found]
+    metadata = [row[:n] for row, n in zip(entries, n_hits.tolist(), strict=True)]
     return replace(best, metadata=metadata, parents=parents)
 
 
