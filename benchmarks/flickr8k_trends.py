@@ -193,6 +193,6 @@ def gallery_table(galleries: list[Record]) -> str:
     columns += ["gain at k = 8, α = 0.25", "gain at k = 128, α = 0.75"]
     return (
         "### Easier and harder searches\n\nFor Flickr8k, the 2,000 photos of both splits are "
-        "divided into galleries of several sizes. For Unsplash (CLIP), there are 250 items and 250 "
-        "past queries.\n\n" + table(columns, rows)
+        "divided into galleries of several sizes. For Unsplash (CLIP), there are 250 items and "
+        "250 past queries.\n\n" + table(columns, rows)
     )

@@ -188,7 +188,7 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
         if not isinstance(ids, list):
             raise NNNormError(f"{path} must hold a list of {what}; got {type(ids).__name__}")
         if nested := [one for one in ids if isinstance(one, (dict, list))]:
-            raise NNNormError(f"{path} must hold a flat list of {what}; got {nested[0]!r:.60} in it")
+            raise NNNormError(f"{path} must hold a flat list of {what}; it has {nested[0]!r:.60}")
         return ids
     try:
         if path.suffix == ".npy":
