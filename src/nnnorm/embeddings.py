@@ -9,6 +9,7 @@ normalized only with `normalize=True`, nothing is changed in place, nothing is u
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -279,7 +280,9 @@ def open_embeddings(
     -------
     Embeddings
         If `source` is one already, a view of it (normalized, or named if it had no name), or
-        itself if nothing changes; nothing is read again.
+        itself if nothing changes; nothing is read again. The values aren't copied, and what the
+        read found is kept: don't change an array or its ids after it was opened. A file that
+        changed on disk is noticed when the fingerprint is used, as fit, search and indexes do.
 
     Raises
     ------
@@ -324,10 +327,13 @@ def open_embeddings(
 
 def _stamp(parts: Sequence[npt.NDArray[Any]]) -> dict[str, tuple[int, int, int]]:
     """Inode, size and time of the last change of mapped files that are still there."""
-    mapped = [part for part in parts if isinstance(part, np.memmap) and part.mode == "r"]
-    names = {str(part.filename) for part in mapped if part.filename is not None}
-    found = {name: os.stat(name) for name in names if os.path.exists(name)}
-    return {name: (one.st_ino, one.st_size, one.st_mtime_ns) for name, one in found.items()}
+    found = {}
+    for part in parts:
+        if isinstance(part, np.memmap) and part.mode == "r" and part.filename is not None:
+            with suppress(FileNotFoundError):
+                one = os.stat(part.filename)
+                found[str(part.filename)] = one.st_ino, one.st_size, one.st_mtime_ns
+    return found
 
 
 def _read_source(

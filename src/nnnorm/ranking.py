@@ -28,7 +28,7 @@ from nnnorm.embeddings import (
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress, unreadable, write_whole
 from nnnorm.methods import published_product
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, TopK, top_k
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, TopK, fill_rows, top_k
 from nnnorm.tables import check_ids
 
 # The ratio of the middle norms of queries and references from which on a search warns.
@@ -335,17 +335,11 @@ def iterate_scores(
     n_rows = max(1, min(memory_budget // 2 // bytes_per_row, 2**23 // n_gallery))
     n_rows = min(n_queries, n_rows)
     products = Products(asked, items, offset=offset, memory_budget=memory_budget)
-    n_block = n_gallery
-    if products.column_bytes:
-        n_block = max(1, min(n_gallery, memory_budget // 8 // products.column_bytes))
     buffer = np.empty((n_rows, n_gallery), dtype=np.float32)
     for start in range(0, n_queries, n_rows):
         stop = min(start + n_rows, n_queries)
-        read = products.strip(start, stop)
         scores = buffer[: stop - start]
-        for first in range(0, n_gallery, n_block):
-            last = min(first + n_block, n_gallery)
-            read(first, last, scores[:, first:last])
+        fill_rows(products, start, scores, memory_budget)
         yield start, scores if bias is None or not gated else _correct(scores, bias, weight)
         if progress is not None:
             progress(stop, n_queries)

@@ -174,6 +174,16 @@ class Matrix:
 Scores: TypeAlias = Products | Matrix
 
 
+def fill_rows(scores: Scores, start: int, out: FloatArray, memory_budget: int) -> None:
+    """Compute whole rows from `start` on; columns that must be converted are read in blocks."""
+    read, n_block = scores.strip(start, start + len(out)), out.shape[1]
+    if scores.column_bytes:
+        n_block = max(1, min(n_block, memory_budget // 8 // scores.column_bytes))
+    for first in range(0, out.shape[1], n_block):
+        last = min(first + n_block, out.shape[1])
+        read(first, last, out[:, first:last])
+
+
 # --- reductions --------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from nnnorm.scoring import (
     Done,
     Products,
     Scores,
+    fill_rows,
     in_threads,
 )
 from nnnorm.softmax import LEAST_EXPONENT, log_mean_exp
@@ -67,7 +68,7 @@ class _Strips:
     """Whole rows of scores, strip by strip; as many as fit are multiplied only once."""
 
     def __init__(self, scores: Scores, memory_budget: int) -> None:
-        self.scores = scores
+        self.scores, self._memory_budget = scores, memory_budget
         n_rows, n_columns = scores.shape
         # A strip of scores, and what exp and numpy's sums need in passing.
         bytes_per_row = 12 * n_columns + scores.row_bytes
@@ -78,9 +79,6 @@ class _Strips:
                 "Sinkhorn needs at least that, give more"
             )
         self._size = min(n_rows, fits, max(64, 2**23 // n_columns))
-        self._block = n_columns
-        if scores.column_bytes:
-            self._block = max(1, min(n_columns, memory_budget // 8 // scores.column_bytes))
         self._buffer = np.empty((self._size, n_columns), dtype=np.float32)
         self._held: list[Strip] = []
         self._spare = 0
@@ -97,10 +95,7 @@ class _Strips:
                     self._spare -= strip.nbytes
                     strip = np.empty_like(strip)
                     self._held.append(strip)
-                read = self.scores.strip(first, last)
-                for start in range(0, strip.shape[1], self._block):
-                    end = min(start + self._block, strip.shape[1])
-                    read(start, end, strip[:, start:end])
+                fill_rows(self.scores, first, strip, self._memory_budget)
             else:
                 strip = self._held[number]
             wanted = min(last, stop)
