@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,7 @@ def tables(results: dict[str, Any]) -> str:
         "### All kinds of past queries\n\n"
         + summary(records)
         + "\n\n"
-        + intervals(results["groups"]),
+        + editions(results["groups"]),
         "### The sets the constants were chosen on, and the others\n\n" + halves(records),
         "### Few past queries\n\n" + small(records),
     ]
@@ -201,23 +201,12 @@ def losses(values: Floats) -> float:
     return float(values[values < 0].sum())
 
 
-def shown(labels: Iterable[str]) -> dict[str, str]:
-    """The rules of the page, the shipped one first, and their names there; others are history."""
-    found = {SHIPPED: SHIPPED}
-    for label in labels:
-        if label.startswith(("CSLS", "third, ")):
-            found[label] = label.replace("third, ", "`NNN()`, ").replace(
-                "near copies", "near-duplicates"
-            )
-    return found
-
-
 def summary(records: list[dict[str, Any]]) -> str:
     """Mean over cases (worst case; losses added) of every kind."""
-    labels = shown(next(r["gains"] for r in records if r["kind"] == "own"))
+    labels = next(r["gains"] for r in records if r["kind"] == "own")
     rows = []
-    for label, title in labels.items():
-        row = [title]
+    for label in labels:
+        row = [label]
         for kind in KINDS:
             values = gains_of(records, label, kind)
             row.append(
@@ -229,18 +218,21 @@ def summary(records: list[dict[str, Any]]) -> str:
     return table(["mean (worst case; losses added)", *titles], rows)
 
 
-def intervals(groups: dict[str, Any]) -> str:
-    """The mean gain of every kind with its interval."""
+def editions(groups: dict[str, Any]) -> str:
+    """The second and the third edition with intervals."""
     rows = [
-        [kind.replace("at home", "own and searched"), with_interval(group["third"])]
+        [kind, *(with_interval(group[key]) for key in ("second", "third", "difference")),
+         f"{group['ratio'][0]:.2f} [{group['ratio'][1]:.2f}, {group['ratio'][2]:.2f}]"
+         if kind in ("own", "searched", "at home") else ""]
         for kind, group in groups.items()
-    ]
-    return table(["mean over cases [95 % interval]", "`NNN()`"], rows)
+    ]  # fmt: skip
+    titles = ["second edition", "third edition", "difference", "ratio"]
+    return table(["mean over cases [95 % interval]", *titles], rows)
 
 
 def halves(records: list[dict[str, Any]]) -> str:
     rows = []
-    for label in (CSLS_LABEL, SHIPPED):
+    for label in ("second edition", THIRD_EDITION):
         row = [label]
         for is_chosen_on in (True, False):
             some = [r for r in records if r["chosen_on"] == is_chosen_on]
@@ -277,8 +269,8 @@ def own_sets(records: list[dict[str, Any]]) -> str:
 def small(records: list[dict[str, Any]]) -> str:
     rows = []
     some = [r for r in records if r["kind"] == "small"]
-    for label, title in shown(some[0]["gains"]).items():
-        row = [title]
+    for label in (label for label in some[0]["gains"] if label != "third, no reliability"):
+        row = [label]
         for size in SMALL:
             gains = {r["case"]: r["gains"][label] for r in some if r["given"] == size}
             values = np.array(list(gains.values()))

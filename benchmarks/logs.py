@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from automatic_rule import KEPT, SHIPPED, points, run, table
+from automatic_rule import SHIPPED, points, run, table
 from cases import EXPONENTS, Floats, Judge, log_cases
 from rules import FIRST, SECOND, THIRD, Material, Rule, View, shipped
 
@@ -69,8 +69,8 @@ def tables_of(results: dict[str, Any], repeats: str) -> str:
         some = [c for c in cells if (c["set"], c["varied"]) == (name, repeats == "varied")]
         by_exponent = [[c for c in some if c["exponent"] == e] for e in EXPONENTS]
         rows = [
-            [title, *(cell([c["gains"][label] for c in same]) for same in by_exponent)]
-            for label, title in ((SHIPPED, SHIPPED), (KEPT, f"{SHIPPED}, near-duplicates kept"))
+            [label, *(cell([c["gains"][label] for c in same]) for same in by_exponent)]
+            for label in ("second edition", SHIPPED, "third, near copies kept")
         ]
         rows.append(["unique queries of 6,000", *(f"{mean_unique(s):,.0f}" for s in by_exponent)])
         columns = ["Zipf exponent", *(f"{exponent:g}" for exponent in EXPONENTS)]
