@@ -118,7 +118,7 @@ LINES = {
     "browser": _setting("Open the page in a browser."),
     # --- output
     "output": _output("File to write.", flags=("-o", "--output")),
-    "save_corrector": _output("Also write a corrector, for new items."),
+    "save_corrector": _output("Also write a corrector (.safetensors)."),
     "run_file": _output("Also write a TREC run file."),
     "export": _output("Write a page to this folder; don't serve.", "FOLDER"),
     "report": _output("Write tables (report.md) and plots.", "FOLDER"),

@@ -28,7 +28,7 @@ _MOST_HITS = 100
 _LONGEST_HEADERS = 16_384  # bytes
 _MOST_CONNECTIONS = 512
 _MOST_SECONDS = 10  # until a connection has sent a whole request
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -63,8 +63,8 @@ def _is_ours(host: str, own: str) -> bool:
         name = (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
         return False
-    if name in _LOOPBACK or own in _LOOPBACK:
-        return name in _LOOPBACK
+    if name in LOOPBACK or own in LOOPBACK:
+        return name in LOOPBACK
     # A name can be made to lead here by its owner; an address can't.
     with suppress(ValueError):
         return bool(ipaddress.ip_address(name))
