@@ -246,12 +246,13 @@ def command(
 
     def register(function: Callable[..., Answer | None]) -> Any:
         wanted = dict(inspect.signature(function).parameters)
-        if like is not None:
+        if like is not None:  # the function may have some of its options itself
             wanted.popitem()
-            wanted |= inspect.signature(like).parameters
+            shared = inspect.signature(like).parameters.values()
+            wanted = {one.name: one for one in shared if one.kind != one.KEYWORD_ONLY} | wanted
         wants_json = "as_json" in wanted
         wanted |= {one.name: one for one in ([_REPORT, _JSON] if report else [_JSON])}
-        shown = {name: _line_of(name, lines) for name in wanted}
+        shown = {name: _line_of(name, lines) for name in LINES if name in wanted}
 
         @functools.wraps(function)
         def run(**given: Any) -> None:
@@ -269,7 +270,7 @@ def command(
                 deliver(answer, as_json, folder)
                 raise typer.Exit(answer.code)
 
-        options = [make_option(parameter, shown[name]) for name, parameter in wanted.items()]
+        options = [make_option(wanted[name], line) for name, line in shown.items()]
         vars(run)["__signature__"] = inspect.Signature(options)
         run.__annotations__ = {option.name: option.annotation for option in options}
         # Typer cuts a summary that is not given as such.

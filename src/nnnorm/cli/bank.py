@@ -6,7 +6,8 @@ from typing import Any
 from nnnorm.bank import Bank
 from nnnorm.cli.app import command
 from nnnorm.cli.core import answer_bank
-from nnnorm.cli.output import Answer, show_progress, write_command
+from nnnorm.cli.output import Answer, show_progress
+from nnnorm.commands import write_command
 from nnnorm.errors import NNNormError
 
 

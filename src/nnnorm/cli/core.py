@@ -16,8 +16,8 @@ from nnnorm.cli.output import (
     answer_ranking,
     print_note,
     show_progress,
-    write_command,
 )
+from nnnorm.commands import write_command
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import describe_size, describe_unique
 from nnnorm.embeddings import open_embeddings

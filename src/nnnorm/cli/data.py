@@ -9,7 +9,8 @@ from nnnorm import datasets
 from nnnorm.cli.app import command
 from nnnorm.cli.inputs import split_column
 from nnnorm.cli.options import FOLDER
-from nnnorm.cli.output import Answer, Facts, print_note, show_progress, write_command
+from nnnorm.cli.output import Answer, Facts, print_note, show_progress
+from nnnorm.commands import write_command
 from nnnorm.encoders import (
     Dtype,
     Encoder,

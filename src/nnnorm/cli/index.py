@@ -34,22 +34,27 @@ _GROUPS_KEY = "Key of the metadata with each item's group."
 _LEFT = "the index is as it was before: run the command again"
 
 
+def _read_items(
+    ids: Path | None = None, metadata: Path | None = None, groups: str | None = None
+) -> dict[str, Any]:
+    """Read what is known about items; groups come from a file, or are a key of the metadata."""
+    is_file = groups is not None and (Path(groups).is_file() or ":" in groups)
+    return {
+        "ids": read_ids(ids),
+        "metadata": None if metadata is None else read_objects(metadata),
+        "groups": read_groups(Path(str(groups))) if is_file else groups,
+    }
+
+
 @command(
     "index build faiss:photos --gallery photos.npy --corrector c.safetensors",
     index_app,
+    like=_read_items,
     groups=_GROUPS,
 )
-def build(
-    url: str,
-    gallery: Path,
-    corrector: Path,
-    ids: Path | None = None,
-    metadata: Path | None = None,
-    groups: str | None = None,
-) -> Answer:
+def build(url: str, gallery: Path, corrector: Path, **known: Any) -> Answer:
     """Build an index in an engine."""
-    options: dict[str, Any] = {"ids": read_ids(ids), "groups": _read_groups(groups)}
-    options["metadata"] = None if metadata is None else read_objects(metadata)
+    options = _read_items(**known)
     with show_progress("Building", _LEFT) as options["progress"]:
         index = build_index(url, gallery, corrector, **options)
     with index:
@@ -91,25 +96,17 @@ def search(
 @command(
     "index add faiss:photos --gallery new.npy --ids new.txt --corrector c.safetensors",
     index_app,
+    like=_read_items,
     gallery="New items: .npy, .npz, .parquet or a folder.",
     groups=_GROUPS,
 )
-def add(
-    url: str,
-    gallery: Path,
-    corrector: Path,
-    ids: Path | None = None,
-    metadata: Path | None = None,
-    groups: str | None = None,
-    replace: bool = False,
-) -> Answer:
+def add(url: str, gallery: Path, corrector: Path, replace: bool = False, **known: Any) -> Answer:
     """Add items to an index."""
-    named, labels = read_ids(ids), _read_groups(groups)
-    described = None if metadata is None else read_objects(metadata)
+    options = _read_items(**known)
     with open_index(url, corrector) as index:
         before, change = len(index), index.upsert if replace else index.add
         with show_progress("Adding", _LEFT):
-            change(gallery, ids=_ids_like(index, named), metadata=described, groups=labels)
+            change(gallery, **{**options, "ids": _ids_like(index, options["ids"])})
         return _describe_change(index, "Added to", {"added": len(index) - before})
 
 
@@ -226,12 +223,6 @@ def _ids_like(index: CorrectedIndex, ids: Any) -> Any:
     with suppress(ValueError):  # rejected with the kind that they should have
         return kept if index.config.string_ids else [int(own) for own in kept]
     return kept
-
-
-def _read_groups(given: str | None) -> Any:
-    """Labels from a file, or the key of the metadata that has them, as it is given."""
-    is_key = given is None or not (Path(given).is_file() or ":" in given)
-    return given if is_key else read_groups(Path(str(given)))
 
 
 def _describe(index: CorrectedIndex, done: str = "") -> Answer:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -118,20 +117,6 @@ def _console() -> Any:
 
 
 # --- commands to run next ------------------------------------------------------------------------
-
-
-def write_command(name: str, options: Mapping[str, Any]) -> list[str]:
-    """Write a command as a shell takes it, in parts that belong together."""
-    parts = [f"nnnorm {name}"]
-    for option, given in options.items():
-        flag = option if option.startswith("-") else f"--{option.replace('_', '-')}"
-        for value in given if isinstance(given, list) else [given]:
-            if isinstance(value, bool):
-                parts.append(flag if value else f"--no{flag[1:]}")
-            elif value is not None:
-                text = shlex.quote(str(value))
-                parts.append(f"{flag} {text}" if option else text)
-    return parts
 
 
 def print_command(parts: Sequence[str]) -> None:

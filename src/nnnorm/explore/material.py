@@ -80,7 +80,7 @@ class Material:
     encode: Callable[[str], FloatArray] | None = None
     corrector: Corrector | None = None
     served: Served | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     examples: Sequence[str] = ()
     notes: Sequence[str] = ()
 
@@ -140,7 +140,6 @@ def demo_material() -> Material:
 
 
 def open_material(
-    *,
     gallery: Path | None = None,
     queries: Path | None = None,
     references: Path | None = None,
@@ -189,12 +188,12 @@ def open_material(
         evaluation.warn_of_mismatched_bank(past, asked, items, right)
         if metadata is not None:
             columns |= _read_metadata(metadata, len(items))
-    given: dict[str, Any] = {"gallery": gallery, "queries": queries, "references": references}
-    given["index"] = index
+    given = {"gallery": gallery, "queries": queries, "references": references, "index": index}
     # Without passwords: exports and the page have them.
-    options = {name: show_url(value) for name, value in given.items() if value is not None}
-    if normalize is not None:
-        options["normalize"] = "yes" if normalize else "no"
+    options: dict[str, Any] = {
+        name: show_url(value) for name, value in given.items() if value is not None
+    }
+    options["normalize"] = normalize
     notes = [str(one.message) for one in caught if issubclass(one.category, NNNormWarning)]
     return Material(
         gallery=items,
