@@ -108,6 +108,12 @@ def test_a_websocket_and_long_headers_are_rejected_over_a_real_connection(sessio
         assert read_status(connect(port, f"X-Long: {'x' * 20_000}")) == 400
 
 
+def test_a_connection_without_a_whole_request_is_closed_after_a_while(session, monkeypatch):
+    monkeypatch.setattr("nnnorm.explore.server._MOST_SECONDS", 0.1)
+    with serving(session) as port, connect(port) as opened:
+        assert opened.recv(100) == b""
+
+
 def test_nothing_can_be_written(client):
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert client.request(method, "/api/about").status_code == 405

@@ -22,6 +22,7 @@ from nnnorm.explore.session import CONTROLS, Session, Setting
 from nnnorm.explore.views import Views, Which, to_json
 
 _LONGEST_HEADERS = 16_384  # bytes
+_MOST_SECONDS = 10  # that a connection is kept without a whole request
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HEADERS = {
     "content-security-policy": (
@@ -201,11 +202,26 @@ def listen(host: str = "127.0.0.1", port: int = 8765) -> socket.socket:
 
 
 def make_server(session: Session, host: str = "127.0.0.1") -> Any:
-    """Make the server of a session, with a limit for what a client may send."""
+    """Make the server of a session, with limits for what a client may send and hold open."""
     uvicorn = require("uvicorn", "explore")
+    protocol: Any = require("uvicorn.protocols.http.h11_impl", "explore").H11Protocol
+
+    class Protocol(protocol):  # type: ignore[misc]
+        """HTTP that closes connections on which nothing is being answered."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(_MOST_SECONDS, self._close_if_waiting)
+
+        def _close_if_waiting(self) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
+            else:
+                self.loop.call_later(_MOST_SECONDS, self._close_if_waiting)
+
     config = uvicorn.Config(
         make_app(session, host),
-        http="h11",
+        http=Protocol,
         h11_max_incomplete_event_size=_LONGEST_HEADERS,
         ws="none",
         log_level="error",
