@@ -158,7 +158,7 @@ def test_a_ray_that_does_not_start_is_one_sentence_without_a_password(
     ray = pytest.importorskip("ray", reason="needs ray: pip install 'nnnorm[ray]'")
     monkeypatch.setattr(ray, "init", fail)
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(NNNormError, match="Ray can't be started at ray://…@nowhere") as found:
+    with pytest.raises(NNNormError, match=r"Ray can't be started .*ray://…@nowhere") as found:
         transform_parquet(corrector, write_gallery(tmp_path / "items"), tmp_path / "bias")
     assert "Hunter2x" not in str(found.value)
     assert found.value.__cause__ is None
@@ -170,10 +170,10 @@ def test_files_of_a_store_are_read_and_written_by_fsspec(corrector, tmp_path, mo
     store = pytest.importorskip("fsspec").filesystem("memory")
     store.put(str(write_gallery(tmp_path / "items")), "/shop/items", recursive=True)
 
-    def run(ray, corrector, fs, other, shards):
+    def run(ray, work, fs, other, shards):
         for shard in shards:
             with threadpool_limits(1):  # which a task sets for good
-                assert _transform(corrector, fs, other, shard) == []
+                assert _transform(work, fs, other, shard) == []
             yield shard.n_rows
 
     monkeypatch.setattr("nnnorm.distributed._run", run)
