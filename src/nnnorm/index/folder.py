@@ -248,9 +248,7 @@ class FolderBackend(Backend):
     def count(self, version: str) -> int:
         return self._open(version).n_alive
 
-    def search(
-        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
-    ) -> Hits:
+    def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         loaded = self._open(version)
         if filter is not None or not loaded.n_alive:
             allowed = [] if filter is None else filter

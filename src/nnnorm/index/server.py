@@ -5,13 +5,12 @@ the served one, or a record that names it.
 """
 
 import json
-import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from nnnorm.errors import NNNormError, show_url
@@ -28,7 +27,6 @@ class ServerOptions(Options):
 class ServerBackend(ClientBackend):
     """An index in a server or a folder."""
 
-    key_variable: ClassVar[str] = ""  # the environment variable with the key of a server
     atomic_writes = False
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
@@ -62,16 +60,12 @@ class ServerBackend(ClientBackend):
         """Store the config of a version; None takes it away."""
 
     @abstractmethod
-    def _read_config(self, name: str) -> dict[str, Any] | None:
+    def _read_config(self, name: str) -> Any:
         """Return what `_write_config` stored."""
 
     @abstractmethod
     def _delete(self, name: str) -> None:
         """Delete a collection."""
-
-    def secrets(self) -> list[str]:
-        key = os.environ.get(self.key_variable) if self.key_variable else None
-        return [key] if key else []
 
     # --- versions ---
 

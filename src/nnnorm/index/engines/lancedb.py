@@ -93,10 +93,9 @@ class LancedbBackend(ServerBackend):
         stored = {"path": "metadata", "metadata": {"nnnorm": json.dumps(config)}}
         self._table(name).update_field_metadata(stored)
 
-    def _read_config(self, name: str) -> dict[str, Any] | None:
+    def _read_config(self, name: str) -> Any:
         about = self._table(name).schema.field("metadata").metadata or {}
-        found: dict[str, Any] | None = json.loads(about.get(b"nnnorm", b"null"))
-        return found
+        return json.loads(about.get(b"nnnorm", b"null"))
 
     def _delete(self, name: str) -> None:
         self.client.drop_table(name)
@@ -160,9 +159,7 @@ class LancedbBackend(ServerBackend):
     def count(self, version: str) -> int:
         return int(self._table(self._name(version)).count_rows())
 
-    def search(
-        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
-    ) -> Hits:
+    def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         table, rows = self._table(self._name(version)), []
         for vector in vectors:
             asked = table.search(vector, vector_column_name="vector").distance_type("dot")

@@ -89,10 +89,9 @@ class MilvusBackend(ServerBackend):
         stored = {"nnnorm": json.dumps(config)}
         self.client.alter_collection_properties(name, properties=stored)
 
-    def _read_config(self, name: str) -> dict[str, Any] | None:
+    def _read_config(self, name: str) -> Any:
         about = self.client.describe_collection(name).get("properties") or {}
-        found: dict[str, Any] | None = json.loads(about.get("nnnorm") or "null")
-        return found
+        return json.loads(about.get("nnnorm") or "null")
 
     def _delete(self, name: str) -> None:
         self.client.drop_collection(name)
@@ -156,9 +155,7 @@ class MilvusBackend(ServerBackend):
         )
         return int(row["count(*)"])
 
-    def search(
-        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
-    ) -> Hits:
+    def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         params = {} if self.is_exact else {"ef": max(self.options.ef, k)}
         rows: list[list[tuple[Any, float]]] = []
         for some in chunks(vectors.tolist(), _QUERIES):
