@@ -59,6 +59,17 @@ class Items:
             named = np.array([str(own) for own in ids])
         return cls(named, np.asarray(vectors, dtype=np.float32), bias, metadata)
 
+    @classmethod
+    def join(cls, parts: Sequence["Items"]) -> "Items":
+        """Join batches; all ids become text if some are."""
+        is_text = any(part.ids.dtype.kind == "U" for part in parts)
+        return cls(
+            np.concatenate([part.ids.astype(str) if is_text else part.ids for part in parts]),
+            np.concatenate([part.vectors for part in parts]),
+            None if parts[0].bias is None else np.concatenate([part.bias for part in parts]),
+            [entry for part in parts for entry in part.metadata],
+        )
+
     def __len__(self) -> int:
         return len(self.ids)
 

@@ -234,11 +234,8 @@ class CorrectedIndex:
         found = hits.scores > -np.inf
         ids = np.unique(hits.ids[found])
         known = self.backend.lookup(version, ids) if len(ids) else {}
-        rows = zip(hits.ids.tolist(), found.tolist(), strict=True)
-        listed = [
-            [known.get(own, {}) for own, is_hit in zip(*row, strict=True) if is_hit] for row in rows
-        ]
-        return replace(hits, metadata=listed)
+        rows = [row[is_hit].tolist() for row, is_hit in zip(hits.ids, found, strict=True)]
+        return replace(hits, metadata=[[known.get(own, {}) for own in row] for row in rows])
 
     def _is_gone(self, state: _State) -> bool:
         """Whether the version of a failed search was dropped: it is two refreshes old."""
@@ -620,26 +617,18 @@ def copy_index(
         raise NNNormError(f"{there.name} has no items to copy")
     if there is not backend and isinstance(source, str):
         there.close()
-    is_text = any(part.ids.dtype.kind == "U" for part in read)
-    ids = np.concatenate([part.ids.astype(str) if is_text else part.ids for part in read])
-    rows = np.concatenate([part.vectors for part in read])
-    changed: list[Any] = []
-    metadata = [make_plain(entry, changed) for part in read for entry in part.metadata]
+    items, changed = Items.join(read), list[Any]()
+    metadata = [make_plain(entry, changed) for entry in items.metadata]
     if changed:
         warn(
             f"{len(changed):,} values in the metadata of {there.name} aren't JSON, such as "
             f"{changed[0]!r:.60}; they are copied as text, and NaN and infinity as null"
         )
-    labels = read_groups(groups, ids, metadata)
-    return build_index(
-        backend,
-        rows,
-        Corrector.fit(rows, references, groups=labels) if corrector is None else corrector,
-        ids=ids,
-        metadata=metadata,
-        groups=labels,
-        progress=progress,
-    )
+    labels = read_groups(groups, items.ids, metadata)
+    if corrector is None:
+        corrector = Corrector.fit(items.vectors, references, groups=labels)
+    options = {"ids": items.ids, "metadata": metadata, "groups": labels}
+    return build_index(backend, items.vectors, corrector, progress=progress, **options)
 
 
 def _fill(

@@ -124,15 +124,14 @@ def _check_server(address: str) -> None:
     """Raise unless an address has a host, and a port that is a number."""
     try:
         parts = urlsplit(address)
-        if parts.hostname and (parts.port is None or parts.port > 0):
-            return
-        reason = "it has no host" if not parts.hostname else "its port is 0"
+        is_good = bool(parts.hostname) and parts.port != 0
     except ValueError:  # it quotes the port, which may be a part of a password
-        reason = "its host or port can't be read"
-    raise NNNormError(
-        f"{show_url(address)} isn't the address of a server ({reason}); expected //host:port or "
-        "https://host:port, with a port from 1 to 65535"
-    )
+        is_good = False
+    if not is_good:
+        raise NNNormError(
+            f"{show_url(address)} isn't the address of a server; expected //host:port or "
+            "https://host:port, with a port from 1 to 65535"
+        )
 
 
 def split_fields(entry: Metadata, is_field: Callable[[str, Any], bool]) -> dict[str, Any]:
