@@ -317,9 +317,11 @@ class Backend(ABC):
 
     def missing(self) -> NNNormError:
         """Return the error of a version or collection that isn't there."""
-        return NNNormError(
-            f"there is no {self.name}, or not this version of it; check the name, or open it again"
-        )
+        return NNNormError(f"there is no {self.name}, or not this version of it; open it again")
+
+    def error(self, message: str) -> NNNormError:
+        """Return an error that begins with the name of the collection."""
+        return NNNormError(f"{self.name} {message}")
 
     def wrong_filter(self, given: object) -> NNNormError:
         """Return the error of a filter that the engine can't read."""

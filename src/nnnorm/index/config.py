@@ -68,10 +68,8 @@ class IndexConfig:
                 raise TypeError
             return cls(**about | {"augmentation": Augmentation(**about["augmentation"])})
         except (TypeError, KeyError):
-            raise NNNormError(
-                f"the index metadata of {name} can't be read; it was written by another version of "
-                "nnnorm, or is damaged: build the index again"
-            ) from None
+            problem = f"the index metadata of {name} is damaged, or of another version of nnnorm"
+            raise NNNormError(f"{problem}; build the index again") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
@@ -237,9 +235,7 @@ def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[di
     """Return plain JSON metadata per item, or raise before anything is written."""
     entries = [{} for _ in range(n_items)] if metadata is None else list(metadata)
     if len(entries) != n_items:
-        raise NNNormError(
-            f"metadata must have one entry per item; got {len(entries):,} for {n_items:,} items"
-        )
+        raise NNNormError(f"metadata must be one per item; got {len(entries):,} for {n_items:,}")
     checked = []
     for row, entry in enumerate(entries):
         if not isinstance(entry, Mapping) or not all(map(_is_key, entry)):

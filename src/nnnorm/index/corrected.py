@@ -67,8 +67,8 @@ class CorrectedIndex:
         if corrector is not None:
             built = self.config.corrector
             if corrector.fingerprint != built:
-                raise NNNormError(
-                    f"{backend.name} was built by corrector {built[:8]}; got corrector "
+                raise backend.error(
+                    f"was built by corrector {built[:8]}; got corrector "
                     f"{corrector.fingerprint[:8]}. Open it with its own corrector, or refresh it"
                 )
             self._correctors[built] = corrector
@@ -128,16 +128,15 @@ class CorrectedIndex:
         for _ in range(_ATTEMPTS):  # another process may swap and drop meanwhile
             version = self.backend.served()
             if version is None:
-                raise NNNormError(
-                    f"there is no index {self.backend.name}; check the name, or build it first"
-                )
+                problem = f"there is no index {self.backend.name}"
+                raise NNNormError(f"{problem}; check the name, or build it first")
             stored = self.backend.read_config(version)
             if stored is not None:
                 config = IndexConfig.from_dict(stored, self.backend.name)
                 if config.created != self.backend.created:
                     self.backend.restore_options(config.created)
                 return _State(version, config)
-        raise NNNormError(f"{self.backend.name} has no index metadata; build the index again")
+        raise self.backend.error("has no index metadata; build the index again")
 
     def _finished(self) -> list[_State]:
         found = [(one, self.backend.read_config(one)) for one in self.backend.versions()]
@@ -294,9 +293,9 @@ class CorrectedIndex:
         values = corrector.bias_for(items, groups=labels).values
         with self._writing(given, opened) as (version, config):
             if not overwrite and (there := self.backend.present(version, given)).any():
-                raise NNNormError(
-                    f"{self.backend.name} has the id {given[there][0].item()!r} already; use "
-                    "upsert (--replace) to replace items, or choose other ids"
+                raise self.backend.error(
+                    f"has the id {given[there][0].item()!r} already; use upsert (--replace) to "
+                    "replace items, or choose other ids"
                 )
             vectors, bias = config.transform_items(items.rows(0, len(items)), values)
             write = self.backend.upsert if overwrite else self.backend.add
@@ -312,10 +311,8 @@ class CorrectedIndex:
         with self._writing(given, self.config) as (version, _):
             there = self.backend.present(version, given)
             if not there.all():
-                raise NNNormError(
-                    f"{self.backend.name} has no item {given[~there][0].item()!r}; nothing was "
-                    "deleted"
-                )
+                own = given[~there][0].item()
+                raise self.backend.error(f"has no item {own!r}; nothing was deleted")
             self.backend.delete(version, given)
 
     def present(self, ids: Any) -> Any:
@@ -334,20 +331,16 @@ class CorrectedIndex:
         with backend.writing():
             _, config = newest = self._read_state()
             if config.corrector != opened.corrector:
-                raise NNNormError(
-                    f"{backend.name} was refreshed or rolled back since it was opened; open it "
-                    "again, with its new corrector"
-                )
+                problem = "was refreshed or rolled back since it was opened"
+                raise backend.error(f"{problem}; open it again, with its new corrector")
             if (ids.dtype.kind == "U") != config.string_ids:
                 kinds = ("text", "whole numbers")[:: 1 if config.string_ids else -1]
                 raise NNNormError(f"ids of {backend.name} are {kinds[0]}; got {kinds[1]}")
             with backend.write(newest.version) as version:
                 yield _State(version, config)
             if backend.served() != version:
-                raise NNNormError(
-                    f"{backend.name} was refreshed by another process during this call, and the "
-                    "change may be lost; open the index again and repeat the call"
-                )
+                problem = "was refreshed by another process, and this change may be lost"
+                raise backend.error(f"{problem}; open the index again and repeat the call")
             self._state = _State(version, config)
 
     # --- versions --------------------------------------------------------------------------------
@@ -409,17 +402,13 @@ class CorrectedIndex:
                 f"{type(popularity).__name__}"
             )
         if ids is None and len(popularity) != len(self):
-            raise NNNormError(
-                f"clicks without ids must be one per item; got {len(popularity):,} for "
-                f"{len(self):,} items of {self.backend.name}: pass ids, one per number of clicks"
-            )
+            counts = f"{len(popularity):,} for {len(self):,} items"
+            raise NNNormError(f"clicks without ids must be one per item; got {counts}: pass ids")
         named = check_item_ids(range(len(self)) if ids is None else ids, len(popularity))
         there = self.present(named)
         if not there.all():
-            problem = (
-                f"{(~there).sum():,} of {len(named):,} ids of the clicks aren't in "
-                f"{self.backend.name}, such as {named[~there][0].item()!r}"
-            )
+            which = f"{(~there).sum():,} of {len(named):,} ids of the clicks"
+            problem = f"{which} aren't in {self.backend.name}, such as {named[~there][0].item()!r}"
             if not there.any():
                 raise NNNormError(f"{problem}; pass the ids of its items")
             warn(f"{problem}; their clicks are left out")
@@ -431,9 +420,7 @@ class CorrectedIndex:
             state = self._read_state()
             older, newer = self._neighbors(state)
             if older is None and newer is None:
-                raise NNNormError(
-                    f"{self.backend.name} has no previous version; a refresh keeps one"
-                )
+                raise self.backend.error("has no previous version; a refresh keeps one")
             target = (newer if undo else older) or state
             if target.version != state.version:
                 self.backend.swap(target.version)
@@ -458,10 +445,8 @@ def _best_chunks(hits: Hits, key: str, name: str) -> list[dict[Any, tuple[Any, f
         chunks = zip(hits.ids[row].tolist(), hits.scores[row].tolist(), entries, strict=False)
         for own, score, entry in chunks:
             if key not in entry:
-                raise NNNormError(
-                    f"the item {own!r} of {name} has no {key!r} in its metadata, which should name "
-                    "its document"
-                )
+                problem = f"the metadata of item {own!r} of {name} has no {key!r}"
+                raise NNNormError(f"{problem}, which should name its document")
             found[row].setdefault(entry[key], (own, score, entry))
     return found
 
@@ -537,7 +522,7 @@ def build_index(
 
     with backend.writing():
         if backend.served() is not None or backend.is_taken():
-            raise NNNormError(f"{backend.name} already exists; refresh it, or choose another name")
+            raise backend.error("already exists; refresh it, or choose another name")
         _keep_only(backend)
         _fill(backend, config, parts(), len(items), progress, None)
     return CorrectedIndex(backend, used)
@@ -614,7 +599,7 @@ def copy_index(
         batches = there.scan(None) if served is None else CorrectedIndex(there).scan()
         read = list(batches)
     if not read:
-        raise NNNormError(f"{there.name} has no items to copy")
+        raise there.error("has no items to copy")
     if there is not backend and isinstance(source, str):
         there.close()
     items, changed = Items.join(read), list[Any]()
@@ -658,15 +643,10 @@ def _fill(
                 keep_errors(progress)(done, n_items)
         backend.finish(version, config.to_dict())
         if (found := backend.count(version)) != n_items or done != n_items:
-            raise NNNormError(
-                f"{backend.name} should have {n_items:,} items in its new version and has "
-                f"{found:,}; nothing was changed: run the call again"
-            )
+            problem = f"should have {n_items:,} items in its new version and has {found:,}"
+            raise backend.error(f"{problem}; nothing was changed: run the call again")
         if backend.served() != previous or (previous and backend.count(previous) != n_items):
-            raise NNNormError(
-                f"{backend.name} was changed by another process during this call, which was given "
-                "up; run it again"
-            )
+            raise backend.error("was changed by another process during this call; run it again")
         backend.swap(version)
     except BaseException:
         with contextlib.suppress(Exception):

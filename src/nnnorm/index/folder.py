@@ -334,9 +334,7 @@ class FolderBackend(Backend):
         return Loaded(index, width, ids, alive, metadata, config)
 
     def _damaged(self, version: str) -> NNNormError:
-        return NNNormError(
-            f"version {version} of {self.name} is damaged; roll back or build the index again"
-        )
+        return self.error(f"is damaged in {version}; roll back or build the index again")
 
 
 def _digest(path: Path, *, sync: bool = False) -> str:

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from nnnorm.errors import NNNormError
 from nnnorm.index.backend import (
     BATCH,
     KINDS,
@@ -280,10 +279,8 @@ class SqlBackend(ClientBackend):
             asked = self.client.execute(f"SELECT * FROM {table} LIMIT 0")
             columns: list[str] = [column[0] for column in asked.description]
         if own not in columns or vector not in columns:
-            raise NNNormError(
-                f"{self.name} needs the columns {own} and {vector}, and it has "
-                f"{', '.join(columns)}; name them with id= and embedding="
-            )
+            has = f"needs the columns {own} and {vector}, and it has {', '.join(columns)}"
+            raise self.error(f"{has}; name them with id= and embedding=")
         others = [name for name in columns if name not in (own, vector)]
         listed = ", ".join([self._read_vector(quote_name(vector)), *map(quote_name, others)])
         rows = self.run(f"SELECT {quote_name(own)}, {listed} FROM {table}")

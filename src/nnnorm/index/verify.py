@@ -75,15 +75,14 @@ def verify_index(
     >>> verify_index(index, shapes.queries).is_good
     True
     """
-    name = index.backend.name
     parts = list(index.scan())
     if not parts:
-        raise NNNormError(f"{name} has no items to verify")
+        raise index.backend.error("has no items to verify")
     stored = Items.join(parts)
     problems = _check_bias(index, stored)
     if gallery is not None:
         problems += _check_rows(index, stored, gallery, ids)
-    asked = index.config.open_queries(queries, name)
+    asked = index.config.open_queries(queries, index.backend.name)
     some = np.random.default_rng(0).permutation(len(asked))[:_MOST_ASKED]
     asked = asked[np.sort(some)]
     recall, error, scale = _compare(index, asked, stored, k)
@@ -147,9 +146,7 @@ def _check_bias(index: CorrectedIndex, stored: Items) -> list[str]:
 def _check_rows(index: CorrectedIndex, stored: Items, gallery: Source, ids: Any) -> list[str]:
     corrector = index.corrector
     if corrector is None:
-        raise NNNormError(
-            "a gallery is compared as its corrector reads it; open the index with its corrector"
-        )
+        raise NNNormError("to compare a gallery, open the index with its corrector")
     items = corrector.open(gallery, "gallery")
     named = items.ids if ids is None else ids
     given = np.arange(len(items)) if named is None else check_ids(named, len(items))

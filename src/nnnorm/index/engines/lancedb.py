@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nnnorm.errors import NNNormError, require
+from nnnorm.errors import require
 from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, Options, chunks, whole
 from nnnorm.index.server import ServerBackend
 from nnnorm.index.sql import join_columns, split_columns
@@ -177,10 +177,8 @@ class LancedbBackend(ServerBackend):
         table = self._table(self._name(version))
         own, vector = ("id", "vector") if version else (self.options.id, self.options.embedding)
         if missing := {own, vector} - set(table.schema.names):
-            raise NNNormError(
-                f"{self.name} has no column {', '.join(missing)}; name them with id= and "
-                f"embedding=: {', '.join(table.schema.names)}"
-            )
+            has = f"has no column {', '.join(missing)}, but {', '.join(table.schema.names)}"
+            raise self.error(f"{has}; name them with id= and embedding=")
         for batch in table.search().to_batches(batch_size=BATCH):
             rows = batch.to_pylist()
             ids = [row.pop(own) for row in rows]

@@ -49,15 +49,10 @@ class MilvusBackend(ServerBackend):
         super().__init__(place, **options)
         self._in_memory: set[str] = set()
         if self.address and not self.is_server and not self.address.endswith(".db"):
-            raise NNNormError(
-                "the place of milvus must be a file that ends in .db, or the address of a server "
-                "(http://localhost:19530)"
-            )
+            raise NNNormError("the place of milvus must be a file that ends in .db, or a server")
         if not re.fullmatch(r"[A-Za-z_]\w*", self.collection, re.ASCII):
-            raise NNNormError(
-                "the option collection of milvus must have letters, digits and underscores; got "
-                f"{self.collection!r:.60}"
-            )
+            expected = "the option collection of milvus must have letters, digits and underscores"
+            raise NNNormError(f"{expected}; got {self.collection!r:.60}")
 
     def configure(self) -> None:
         self.is_exact = self.options.kind == "flat"

@@ -41,10 +41,8 @@ class PgvectorBackend(SqlBackend):
         super().__init__(place, **options)
         table = self.options.table
         if len(table.split(".")[-1].encode()) > _LONGEST or "%" in table or "?" in table:
-            raise NNNormError(
-                f"the option table of pgvector must have at most {_LONGEST} bytes, and no % or ?; "
-                f"got {table!r:.60}"
-            )
+            expected = f"must have at most {_LONGEST} bytes, and no % or ?"
+            raise NNNormError(f"the option table of pgvector {expected}; got {table!r:.60}")
         if self.address.startswith("/"):  # the rest of a URL
             slashes = "" if self.address.startswith("//") else "//"
             self.address = f"postgresql:{slashes}{self.address}"
