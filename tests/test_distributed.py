@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -116,15 +115,6 @@ def test_an_error_names_the_column_or_the_id(corrector, words):
         make_worker(corrector)(BROKEN[words])
     with pytest.raises(NNNormError, match='output must be "bias" or "vectors"; got \'both\''):
         make_worker(corrector, output="both")
-
-
-def test_values_do_not_depend_on_how_fast_a_worker_is(corrector, monkeypatch):
-    right = make_worker(corrector)(table_of(ITEMS))["nnnorm_bias"]
-    for name in ("_QUICK", "_LONG"):  # the work after which "auto" turns to approximate means
-        monkeypatch.setattr(f"nnnorm.solvers.{name}", -1.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert make_worker(corrector)(table_of(ITEMS))["nnnorm_bias"] == right
 
 
 # --- before anything is computed -----------------------------------------------------------------
