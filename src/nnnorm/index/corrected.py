@@ -18,7 +18,7 @@ import numpy as np
 from nnnorm.bias import Popularity
 from nnnorm.corrector import Correction, Corrector, open_corrector
 from nnnorm.embeddings import Source
-from nnnorm.errors import NNNormError, warn
+from nnnorm.errors import NNNormError, check_count, check_type, warn
 from nnnorm.files import Progress
 from nnnorm.index.backend import (
     Backend,
@@ -171,16 +171,10 @@ class CorrectedIndex:
         `parents` is the key of the metadata that names the document of a chunk: the k best
         documents come back, each once, by its best chunk.
         """
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-            raise NNNormError(f"k must be a whole number of at least 1; got {k}")
-        most = self.backend.largest_k
-        if most is not None and k > most:
-            raise NNNormError(f"{self.backend.engine} returns at most {most} hits; got k={k}")
+        k = check_count("k", k, self.backend.largest_k, f"hits of {self.backend.engine}")
         least = check_min_confidence(min_confidence)
         if parents is not None:
-            return self._search_documents(
-                queries, int(k), parents, least, weight=weight, filter=filter
-            )
+            return self._search_documents(queries, k, parents, least, weight=weight, filter=filter)
         wanted = keep_errors(filter) if callable(filter) else filter
         rows = self.config.open_queries(queries, self.backend.name)
         left = _ATTEMPTS
@@ -193,7 +187,7 @@ class CorrectedIndex:
                 with self.backend.translating():
                     found = self.backend.search(version, asked, max(k, N_COMPARED), wanted, used)
                     scores = config.read_scores(found.scores, asked, used)
-                    hits = _take_best(found.ids, scores, int(k), least)
+                    hits = _take_best(found.ids, scores, k, least)
                     return self._with_metadata(version, hits) if with_metadata else hits
             except NNNormError:
                 if not left or not self._is_gone(state):
@@ -396,11 +390,7 @@ class CorrectedIndex:
 
     def _read_clicks(self, popularity: Popularity, ids: Any) -> dict[Any, float]:
         """Clicks by id; those of items that the index doesn't have are left out, with a warning."""
-        if not isinstance(popularity, Popularity):
-            raise NNNormError(
-                "popularity must be a Popularity, such as Popularity(clicks, weight=0.02); got "
-                f"{type(popularity).__name__}"
-            )
+        check_type("popularity", popularity, Popularity, "such as Popularity(clicks, weight=0.02)")
         if ids is None and len(popularity) != len(self):
             counts = f"{len(popularity):,} for {len(self):,} items"
             raise NNNormError(f"clicks without ids must be one per item; got {counts}: pass ids")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from nnnorm.augmentation import Target
-from nnnorm.bias import check_weight
 from nnnorm.corrector import Correction, open_corrector
+from nnnorm.errors import check_number
 
 Vector = list[float]
 
@@ -20,7 +20,7 @@ class VectorCorrector:
 
     def __init__(self, corrector: Correction, weight: float | None = None) -> None:
         self.corrector = open_corrector(corrector)
-        self.weight = None if weight is None else check_weight(weight)
+        self.weight = None if weight is None else check_number("weight", weight)
 
     def extend_items(self, vectors: Sequence[Sequence[float]]) -> list[Vector]:
         """Extend item vectors by their bias, for the store."""
