@@ -115,6 +115,7 @@ FLAT = "truth must have one flat list of items per query; that of query 1 holds 
         ([[0], [[1], [2, 3]], [3]], FLAT),
         ([[0], np.zeros((2, 2), int), [3]], FLAT),
         ([0, 0], "truth must name one item per query; got 2 numbers for 3 queries"),
+        ([0] * 5, "got 5 numbers for 3 queries. Were queries and gallery swapped?"),
         ([[0]] * 4, "truth must have one list per query; got 4 for 3 queries"),
         (np.ones((3, 8)), r"float64 of shape \(3, 8\), which look like embeddings"),
     ],

@@ -108,7 +108,7 @@ def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
         queries = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         items = np.concatenate(rows)
     else:
-        queries, items = _open_array(np.asarray(truth), n_queries)
+        queries, items = _open_array(np.asarray(truth), n_queries, n_gallery)
     return make_truth(queries, items, n_queries, n_gallery, grades)
 
 
@@ -119,7 +119,7 @@ def _row(right: Any) -> npt.NDArray[Any]:
         return np.empty((0, 0))
 
 
-def _open_array(array: npt.NDArray[Any], n_queries: int) -> tuple[Any, Any]:
+def _open_array(array: npt.NDArray[Any], n_queries: int, n_gallery: int) -> tuple[Any, Any]:
     if array.ndim == 2 and array.dtype.kind == "f" and array.shape[1] > 2:
         raise NNNormError(
             f"truth must hold item numbers; got {array.dtype} of shape {array.shape}, which "
@@ -133,8 +133,10 @@ def _open_array(array: npt.NDArray[Any], n_queries: int) -> tuple[Any, Any]:
             f"got shape {array.shape}"
         )
     if len(array) != n_queries:
+        hint = ". Were queries and gallery swapped?" if len(array) == n_gallery else ""
         raise NNNormError(
-            f"truth must name one item per query; got {len(array)} numbers for {n_queries} queries"
+            f"truth must name one item per query; got {len(array)} numbers for {n_queries} "
+            f"queries{hint}"
         )
     return np.arange(len(array)), array
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm import evaluation
-from nnnorm.commands import write_command, write_fit
+from nnnorm.commands import wrap_command, write_command, write_fit
 from nnnorm.dedup import NEAR_COPY, find_originals
 from nnnorm.embeddings import ScoreMatrix, open_embeddings
 from nnnorm.errors import NNNormError
@@ -43,8 +43,9 @@ _PATHS = (
     *("quality", "grid", "map", "map/values", "items", "bank"),
 )
 # What may be missing, and changes what the page offers.
-_OPTIONAL = ("truth", "captions", "query_captions", "pictures", "encode")
+_OPTIONAL = ("truth", "captions", "query_captions", "reference_captions", "pictures", "encode")
 N_HUBS = 30
+_COLUMNS = 56  # of a command on the page
 # The verdict on items if the inputs are too small for `scan`.
 NOT_SCANNED = "not scanned"
 _N_SHOWN = 12
@@ -152,7 +153,7 @@ class Views:
         return {
             "method": method.name,
             "params": self.session.resolved(method),
-            "commands": [" ".join(parts) for parts in self._commands(method)],
+            "commands": [wrap_command(parts, _COLUMNS) for parts in self._commands(method)],
         }
 
     def _commands(self, method: Setting) -> list[list[str]]:
@@ -478,6 +479,7 @@ class Views:
         texts = material.reference_captions
         rows, counts = np.asarray(unique.rows), np.asarray(unique.counts)
         most = np.argsort(-counts, kind="stable")[:20]
+        most = most[counts[most] > 1]
         return {
             "n_references": unique.n_given,
             "n_unique": len(unique),
