@@ -16,18 +16,10 @@ import numpy.typing as npt
 from nnnorm import evaluation
 from nnnorm.commands import wrap_command, write_command, write_fit
 from nnnorm.dedup import NEAR_COPY, find_originals
-from nnnorm.embeddings import ScoreMatrix, open_embeddings
+from nnnorm.embeddings import FloatArray, IntArray, ScoreMatrix, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.explore.material import Served
-from nnnorm.explore.session import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    Session,
-    Setting,
-    draw_some,
-    result_of,
-)
+from nnnorm.explore.session import BoolArray, Session, Setting, draw_some, result_of
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
 from nnnorm.methods import label_method
 from nnnorm.ranking import N_COMPARED, measure_confidence, search
@@ -132,14 +124,13 @@ class Views:
         return [{"query": int(row), "text": self.material.describe_query(int(row))} for row in rows]
 
     def items(self, items: Iterable[int]) -> View:
-        """Describe some items by their numbers: id, caption and metadata."""
+        """Describe some items by their numbers: id and caption."""
         material, found = self.material, {}
         for item in dict.fromkeys(map(int, items)):
             _check_below("item", item, len(material.gallery))
             found[str(item)] = {
                 "id": material.name_item(item),
                 "caption": material.describe_item(item),
-                "metadata": {name: material.metadata[name][item] for name in self.session.filters},
             }
         return {"items": found}
 
