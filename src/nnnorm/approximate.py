@@ -162,11 +162,7 @@ class InvertedLists:
     """References clustered into lists, none more than twice as long as the average."""
 
     def __init__(
-        self,
-        references: Embeddings,
-        n_lists: int,
-        rng: np.random.Generator,
-        memory_budget: int,
+        self, references: Embeddings, n_lists: int, rng: np.random.Generator, memory_budget: int
     ) -> None:
         n = len(references)
         sample = references.take(np.sort(rng.choice(n, min(n, 16 * n_lists), replace=False)))

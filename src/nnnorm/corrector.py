@@ -527,11 +527,7 @@ class Corrector:
         return self.augmentation.extend_queries(opened.rows(0, len(opened)), used)
 
     def confidence(
-        self,
-        scores: npt.ArrayLike,
-        queries: npt.ArrayLike,
-        *,
-        metric: Target = "ip",
+        self, scores: npt.ArrayLike, queries: npt.ArrayLike, *, metric: Target = "ip"
     ) -> FloatArray:
         """Compute the confidence of a search with an engine's own client, see `Ranking`.
 

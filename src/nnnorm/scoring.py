@@ -114,11 +114,7 @@ class Matrix:
     column_bytes = 0
 
     def __init__(
-        self,
-        scores: ScoreMatrix,
-        *,
-        is_transposed: bool = False,
-        offset: FloatArray | None = None,
+        self, scores: ScoreMatrix, *, is_transposed: bool = False, offset: FloatArray | None = None
     ) -> None:
         self.matrix, self.offset = scores, offset
         self._is_transposed = is_transposed
@@ -202,14 +198,11 @@ class Sample(NamedTuple):
     seconds: float
 
 
-def top_k(
-    scores: Scores,
-    k: int,
-    *,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    progress: Progress | None = None,
-) -> TopK:
-    """Find the k best columns of every row exactly; ties go to the lower column."""
+def top_k(scores: Scores, k: int, **options: Any) -> TopK:
+    """Find the k best columns of every row exactly; ties go to the lower column.
+
+    Options are `memory_budget` and `progress`, here and below.
+    """
     n_rows = scores.shape[0]
     found = TopK(np.empty((n_rows, k), np.float32), np.empty((n_rows, k), np.int64))
     # Per score: the partitioned copy and the mask. Per row: 3k candidates with their sort keys.
@@ -218,21 +211,14 @@ def top_k(
         partial(KeepBest, k=k),
         bytes_per_score=5,
         bytes_per_row=64 * (3 * k + 64),
-        memory_budget=memory_budget,
-        progress=progress,
         narrowest=k,
+        **options,
     ):
         found.scores[start:stop], found.indices[start:stop] = best
     return found
 
 
-def top_means(
-    scores: Scores,
-    k: int,
-    *,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    progress: Progress | None = None,
-) -> FloatArray:
+def top_means(scores: Scores, k: int, **options: Any) -> FloatArray:
     """Compute the mean of the k best values of every row: ``m_k``, shape ``(n_rows,)``."""
     # Per score: the first block is partitioned in a copy; the mask.
     means = np.empty(scores.shape[0], dtype=np.float32)
@@ -241,9 +227,8 @@ def top_means(
         partial(KeepBestValues, k=k),
         bytes_per_score=5,
         bytes_per_row=4 * (10 * k + 128),
-        memory_budget=memory_budget,
-        progress=progress,
         narrowest=k,
+        **options,
     ):
         means[start:stop] = best.mean(axis=1, dtype=np.float64)
     return means
@@ -372,9 +357,9 @@ def reduce_rows(
     *,
     bytes_per_score: int,
     bytes_per_row: int,
-    memory_budget: int,
-    progress: Progress | None = None,
     narrowest: int = 1,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[int, int, Any]]:
     """Visit all scores once, strip by strip, and yield ``(start, stop, result)`` in row order.
 
@@ -463,10 +448,7 @@ def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
 
 
 def strips_in_order(
-    work: Callable[[int, int], Any],
-    n_rows: int,
-    n_strip: int,
-    stop: threading.Event | None = None,
+    work: Callable[[int, int], Any], n_rows: int, n_strip: int, stop: threading.Event | None = None
 ) -> Iterator[tuple[int, int, Any]]:
     """Compute strips of rows on all threads, and yield ``(start, stop, work(start, stop))``.
 
