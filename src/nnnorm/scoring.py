@@ -98,9 +98,7 @@ class Products:
         """Return the mean of every row, without the offset: one pass over each side."""
         total = sum(block.sum(axis=0, dtype=np.float64) for _, block in self.columns.blocks())
         center = np.asarray(total / self.shape[1])
-        return np.concatenate(
-            [(block @ center).astype(np.float32) for _, block in self.rows.blocks()]
-        )
+        return np.concatenate([(block @ center).astype("f4") for _, block in self.rows.blocks()])
 
     def centered(self, center: FloatArray | None) -> "Products":
         """Return the products of the rows less `center`, shape ``(dim,)``, or less their mean."""
@@ -149,19 +147,13 @@ class Matrix:
 
     def mean(self) -> FloatArray:
         """Return the mean of every row as given, without the offset."""
-        return np.concatenate(
-            [
-                block.mean(axis=1, dtype=np.float64).astype(np.float32)
-                for _, block in self.matrix.blocks()
-            ]
-        )
+        means = [block.mean(axis=1, dtype=np.float64) for _, block in self.matrix.blocks()]
+        return np.concatenate(means).astype(np.float32)
 
     def centered(self, center: FloatArray | None) -> "Matrix":
         """Return the scores less `center`, one number per column, or less the columns' means."""
         if center is None:
-            total = np.zeros(self.shape[1])
-            for _, block in self.matrix.blocks():
-                total += block.sum(axis=0, dtype=np.float64)
+            total = sum(block.sum(axis=0, dtype=np.float64) for _, block in self.matrix.blocks())
             center = np.asarray(total / self.shape[0], dtype=np.float32)
         return Matrix(self.matrix, offset=center)
 
@@ -366,10 +358,6 @@ def reduce_rows(
     A block has at least `narrowest` columns if memory allows: the k of a reducer of the k best.
     """
     n_rows, n_columns = scores.shape
-    if not 1 <= narrowest <= n_columns:
-        raise NNNormError(
-            f"k must be between 1 and the {n_columns} columns there are; got {narrowest}"
-        )
     if memory_budget < _SMALLEST_BUDGET:
         raise NNNormError(
             f"memory_budget must be at least {_SMALLEST_BUDGET} bytes (1 MB); got {memory_budget}"
