@@ -36,7 +36,7 @@ from nnnorm.embeddings import (
     open_embeddings,
 )
 from nnnorm.errors import NNNormError, warn
-from nnnorm.files import Progress, damaged, load_record, save_record
+from nnnorm.files import Progress, load_record, save_record
 from nnnorm.tables import TABLE_SUFFIXES, LogPart, is_log, read_counts, read_log, read_times
 from nnnorm.version import __version__
 
@@ -411,12 +411,12 @@ class Bank:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bank file nowhere.safetensors; ...
         """
-        arrays, about = load_record(path, "bank", _MAKER)
-        try:
+
+        def build(arrays: dict[str, Any], about: dict[str, Any]) -> Bank:
             kept = _Kept(*(arrays[name] for name in _Kept._fields))
             return cls(kept, {name: about[name] for name in _SETTINGS})
-        except KeyError as error:
-            raise damaged(path, "bank", _MAKER, error) from error
+
+        return load_record(path, "bank", _MAKER, build)
 
 
 def describe_times(bank: Bank) -> str:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings, FloatArray
 from nnnorm.errors import NNNormError, check_number, check_type, first_line
-from nnnorm.files import damaged, load_record, save_record
+from nnnorm.files import load_record, save_record
 from nnnorm.version import __version__
 
 _MAKER = "nnnorm fit"
@@ -146,12 +146,10 @@ class Bias:
 
     def __post_init__(self) -> None:
         values = _freeze("bias values", self.values)
-        for gate in self.gates:
-            if gate.values.shape != values.shape or gate.active.shape != values.shape:
-                raise NNNormError(
-                    f"a gate must have one entry per item, {values.shape}; got "
-                    f"{gate.values.shape} and {gate.active.shape}"
-                )
+        for array in (array for gate in self.gates for array in (gate.values, gate.active)):
+            if array.shape != values.shape:
+                expected = f"a gate must have one entry per item, {values.shape}"
+                raise NNNormError(f"{expected}; got {array.shape}")
         self.__dict__.update(
             values=values,
             weight=check_correction(self.weight, values),
@@ -165,15 +163,11 @@ class Bias:
         return len(self.values)
 
     def __repr__(self) -> str:
-        shown = {"weight": self.weight} | {
-            name: value
-            for name, value in self.params.items()
-            if isinstance(value, int | float | str) and name not in ("alpha", "weight")
-        }
-        settings = ", ".join(
-            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in shown.items()
-        )
+        shown = {**self.params, "alpha": None, "weight": None}
+        settings = f"weight={self.weight:.4g}"
+        for name, value in shown.items():
+            if isinstance(value, int | float | str):
+                settings += f", {name}={value:{'.4g' if isinstance(value, float) else ''}}"
         bank = "" if self.n_references is None else f", {self.n_references:,} references"
         return f"Bias({self.method}: {len(self):,} items{bank}, {settings})"
 
@@ -205,10 +199,8 @@ class Bias:
         weight = self.weight or 1.0
         values = self.values if self.weight else np.zeros_like(self.values)
         added = values - (other.weight / weight) * other.values
-        parts = {"popularity_weight": other.weight, "n_clicks": other.n_clicks}
-        return replace(
-            self, values=added.astype(np.float32), weight=weight, params={**self.params, **parts}
-        )
+        params = {**self.params, "popularity_weight": other.weight, "n_clicks": other.n_clicks}
+        return replace(self, values=added.astype(np.float32), weight=weight, params=params)
 
     __radd__ = __add__
 
@@ -298,12 +290,7 @@ class Bias:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bias file nowhere.safetensors; ...
         """
-        try:
-            return cls.from_dict(*load_record(path, "bias", _MAKER))
-        except NNNormError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise damaged(path, "bias", _MAKER, error) from error
+        return load_record(path, "bias", _MAKER, cls.from_dict)
 
     @classmethod
     def from_dict(cls, arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> "Bias":
@@ -312,16 +299,15 @@ class Bias:
             Gate(arrays[f"gate.{number}.values"], arrays[f"gate.{number}.active"])
             for number in range(len(about["n_active"]))
         )
-        names = ("weight", "method", "params", "n_references", "dim", "fingerprints")
-        kept = {name: about[name] for name in (*names, "version", "created")}
+        kept = {name: about[name] for name in cls.__dataclass_fields__ if name in about}
         norms = about["reference_norms"]
         kept["reference_norms"] = norms and tuple(norms)
         return cls(values=arrays["values"], gates=gates, **kept)
 
 
-def check_correction(weight: float, values: npt.ArrayLike, name: str = "weight") -> float:
+def check_correction(weight: float, values: npt.ArrayLike) -> float:
     """Return a weight that is a number, and keeps ``weight · values`` far within float32."""
-    used = check_number(name, weight)
+    used = check_number("weight", weight)
     largest = abs(used) * float(np.abs(np.asarray(values, dtype=np.float64)).max(initial=0))
     if largest > _LARGEST_CORRECTION:
         raise NNNormError(
@@ -333,16 +319,13 @@ def check_correction(weight: float, values: npt.ArrayLike, name: str = "weight")
 
 def _freeze(what: str, given: npt.ArrayLike, dtype: Any = np.float32) -> npt.NDArray[Any]:
     """Return a read-only copy of one finite number per item, or raise."""
+    expected = f"{what} must be numbers, one per item, shape (n_gallery,)"
     try:
         values = np.array(given, dtype=dtype)
     except (TypeError, ValueError) as error:
-        raise NNNormError(
-            f"{what} must be numbers, shape (n_gallery,) ({first_line(error)})"
-        ) from error
+        raise NNNormError(f"{expected} ({first_line(error)})") from error
     if values.ndim != 1 or len(values) == 0:
-        raise NNNormError(
-            f"{what} must have one number per item, shape (n_gallery,); got {values.shape}"
-        )
+        raise NNNormError(f"{expected}; got {values.shape}")
     if not np.isfinite(values).all():
         row = np.flatnonzero(~np.isfinite(values))[0]
         raise NNNormError(f"{what} must be finite; item {row} has {values[row]}")

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias, get_args
@@ -38,7 +39,7 @@ from nnnorm.embeddings import (
     open_valid,
 )
 from nnnorm.errors import NNNormError, check_number, check_type, quiet, warn
-from nnnorm.files import Progress, damaged, load_record, save_record
+from nnnorm.files import Progress, load_record, save_record
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z
 from nnnorm.methods import (
     NNN,
@@ -151,9 +152,9 @@ class Corrector:
     refit_report: RefitReport | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        self.sample.flags.writeable = False
-        if self.center is not None:
-            self.center.flags.writeable = False
+        for rows in (self.sample, self.center):
+            if rows is not None:
+                rows.flags.writeable = False
         prints = {**self.bias.fingerprints, "corrector": self.fingerprint}
         object.__setattr__(self, "bias", replace(self.bias, fingerprints=prints))
 
@@ -526,11 +527,7 @@ class Corrector:
         return self.augmentation.extend_queries(opened.rows(0, len(opened)), used)
 
     def confidence(
-        self,
-        scores: npt.ArrayLike,
-        queries: npt.ArrayLike,
-        *,
-        metric: Target = "ip",
+        self, scores: npt.ArrayLike, queries: npt.ArrayLike, *, metric: Target = "ip"
     ) -> FloatArray:
         """Compute the confidence of a search with your engine's own client; see `Ranking`.
 
@@ -657,12 +654,10 @@ class Corrector:
                     f"{high:.4g}), but all rows of this corrector do; normalize them, or fit the "
                     "corrector with normalize=True (--normalize)"
                 )
-        elif name in ("items", "gallery"):
-            check_like_norms(rows.name, rows.norm_range, self.item_norms, "items of the corrector")
         else:
-            check_like_norms(
-                rows.name, rows.norm_range, self.bank.norm_range, "references of the corrector"
-            )
+            role = "items" if name in ("items", "gallery") else "references"
+            known = self.item_norms if role == "items" else self.bank.norm_range
+            check_like_norms(rows.name, rows.norm_range, known, f"{role} of the corrector")
         return rows
 
     def open_groups(self, groups: npt.ArrayLike | None, n_items: int) -> Labels | None:
@@ -789,32 +784,29 @@ class Corrector:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no corrector file nowhere.safetensors; ...
         """
-        arrays, about = load_record(path, "corrector", _MAKER)
-        try:
-            normalize, second = about["normalize"], None
-            if "gallery_references" in arrays:
-                second = _keep(arrays["gallery_references"], "gallery_references", normalize)
-            calibrated = about.get("calibration")
-            return cls(
-                method=make_method(about["method"]["name"], **about["method"]["params"]),
-                asked=make_method(about["asked"]["name"], **about["asked"]["params"]),
-                bank=_keep(arrays["references"], "references", normalize),
-                bias=Bias.from_dict(arrays, about["bias"]),
-                normalize=normalize,
-                unit=about["unit"],
-                augmentation=Augmentation(**about["augmentation"]),
-                item_norms=tuple(about["item_norms"]),
-                duplicates=about["duplicates"],
-                sample=arrays["sample"],
-                center=arrays.get("center"),
-                bank_of_items=second,
-                sample_groups=tuple(about.get("sample_groups", ())),
-                calibration=calibrated and Calibration.from_dict(calibrated),
-            )
-        except NNNormError:
-            raise
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise damaged(path, "corrector", _MAKER, error) from error
+        return load_record(path, "corrector", _MAKER, cls.from_dict)
+
+    @classmethod
+    def from_dict(cls, arrays: Mapping[str, Rows], about: Mapping[str, Any]) -> "Corrector":
+        """Build a corrector from its arrays and what `to_dict` gave."""
+        kept = {name: about[name] for name in ("normalize", "unit", "duplicates")}
+        for name in ("method", "asked"):
+            kept[name] = make_method(about[name]["name"], **about[name]["params"])
+        if "gallery_references" in arrays:
+            name = "gallery_references"
+            kept["bank_of_items"] = _keep(arrays[name], name, about["normalize"])
+        if "calibration" in about:
+            kept["calibration"] = Calibration.from_dict(about["calibration"])
+        return cls(
+            bank=_keep(arrays["references"], "references", about["normalize"]),
+            bias=Bias.from_dict(arrays, about["bias"]),
+            augmentation=Augmentation(**about["augmentation"]),
+            item_norms=tuple(about["item_norms"]),
+            sample=arrays["sample"],
+            center=arrays.get("center"),
+            sample_groups=tuple(about.get("sample_groups", ())),
+            **kept,
+        )
 
 
 # What stands for a corrector: itself, or the path of its file.

@@ -62,8 +62,10 @@ def check_count(name: str, value: Any, most: int | None = None, what: str = "") 
     """Return `value` as an int, or raise, with its name, unless it is whole and within bounds."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_whole or value < 1 or (most is not None and value > most):
-        bounds = "of at least 1" if most is None else f"from 1 to {f'the {most} {what}'.strip()}"
-        raise NNNormError(f"{name} must be a whole number {bounds}; got {value!r:.60}")
+        expected = "a whole number of at least 1"
+        if most is not None:
+            expected = f"a whole number from 1 to {f'the {most} {what}' if what else most}"
+        raise NNNormError(f"{name} must be {expected}; got {value!r:.60}")
     return int(value)
 
 

@@ -104,10 +104,7 @@ class Ranking:
         """
         if Path(path).suffix != ".npz":  # what the name says is what is in the file
             raise NNNormError(f"a ranking is saved as .npz; got {path}: choose another suffix")
-        arrays: dict[str, npt.NDArray[Any]] = {"scores": self.scores, "indices": self.indices}
-        for name in ("ids", "confidence", "parents"):
-            if (array := getattr(self, name)) is not None:
-                arrays[name] = array
+        arrays = {name: array for name, array in vars(self).items() if array is not None}
         write_whole(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
 
     @classmethod
@@ -124,18 +121,14 @@ class Ranking:
             raise NNNormError(f"there is no ranking file {path}; make one with: nnnorm search -o")
         try:
             arrays = read_npz(path)
-            scores, indices = arrays["scores"], arrays["indices"]
-            if scores.ndim != 2 or scores.shape != indices.shape:
-                raise ValueError(f"scores {scores.shape} and indices {indices.shape}")
-            for name in ("ids", "parents"):
-                if name in arrays and arrays[name].shape != indices.shape:
-                    raise ValueError(f"{name} {arrays[name].shape} and indices {indices.shape}")
-            confidence = arrays.get("confidence")
-            if confidence is not None and (
-                confidence.shape != indices.shape[:1] or confidence.dtype.kind != "f"
-            ):
-                raise ValueError(f"confidence {confidence.dtype} of shape {confidence.shape}")
-            return cls(scores, indices, arrays.get("ids"), confidence, arrays.get("parents"))
+            names = [name for name in cls.__dataclass_fields__ if name in arrays]
+            found = cls(**{name: arrays[name] for name in names})
+            shape = found.indices.shape
+            for name, array in vars(found).items():
+                expected = shape[:1] if name == "confidence" else shape
+                if array is not None and (array.shape != expected or len(shape) != 2):
+                    raise ValueError(f"{name} {array.shape} and indices {shape}")
+            return found
         except NNNormError:
             raise
         except Exception as error:  # numpy, zipfile and zlib each raise their own kind here

@@ -268,10 +268,10 @@ def _match(
 
 
 def _spread(scores: FloatArray) -> float:
-    """Standard deviation, row by row in float64, in which squares of small scores are not 0."""
-    means = [row.mean(dtype=np.float64) for row in scores]
-    variances = [row.var(dtype=np.float64) for row in scores]
-    return math.sqrt(np.mean(variances) + np.var(means))
+    """Standard deviation in float64, in which squares of small scores are not 0, without a copy."""
+    mean = scores.mean(dtype=np.float64)
+    square = np.einsum("ij,ij->", scores, scores, dtype=np.float64) / scores.size
+    return math.sqrt(max(0.0, square - mean**2))
 
 
 def _split_half_reliability(
