@@ -345,7 +345,7 @@ def show(gain: list[float]) -> str:
 
 def draw_forest(results: dict[str, Any], figure: Any) -> None:
     """One row per search: the gain of NNN with its interval, and with few past queries."""
-    from nnnorm.report import BLUE, GREY, ORANGE, label_axes, style_axes
+    from nnnorm.report import plots
 
     rows = sorted(
         (row for row in results["rows"] if row["bank"] == "own"),
@@ -358,19 +358,19 @@ def draw_forest(results: dict[str, Any], figure: Any) -> None:
     }
     figure.set_size_inches(8.6, 5.6)
     axes = figure.subplots()
-    style_axes(axes, grid="x")
+    plots.style_axes(axes, grid="x")
     for place, row in enumerate(rows):
         mean, low, high = row["gains"]["nnn"]
-        colour = GREY if low <= 0 <= high else BLUE if mean > 0 else ORANGE
-        face = "white" if colour == GREY else colour
+        colour = plots.GREY if low <= 0 <= high else plots.BLUE if mean > 0 else plots.ORANGE
+        face = "white" if colour == plots.GREY else colour
         axes.hlines(place, low, high, color=colour, linewidth=2)
         axes.plot(mean, place, "o", color=colour, markerfacecolor=face, markersize=7)
-        axes.plot(few[row["set"]], place, "D", color=GREY, markersize=4, zorder=3)
+        axes.plot(few[row["set"]], place, "D", color=plots.GREY, markersize=4, zorder=3)
     axes.axvline(0, color="#222222", linewidth=1, zorder=1.5)
     axes.set_yticks(range(len(rows)), [TITLES[row["set"]] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.spines["left"].set_visible(False)
-    label_axes(
+    plots.label_axes(
         axes,
         "What NNN gains with past queries, no labels, nothing tuned",
         f"points of R@1, 95 % interval; hollow: includes 0; diamond: {SMALL} past queries only",

@@ -321,11 +321,13 @@ def show_held(cases: list[dict[str, Any]], name: str, n: int, is_hidden: bool) -
 
 def draw(results: dict[str, Any], figure: Any) -> None:
     """What each signal finds; what the correction leaves to disguised items."""
-    from nnnorm.report import BLUE, GREY, ORANGE
+    from nnnorm.report import plots
 
     left, right = figure.subplots(1, 2)
     signals = ("sum", *SIGNALS)
-    for place, (name, color) in enumerate(zip(NAMES, (BLUE, ORANGE, GREY), strict=True)):
+    for place, (name, color) in enumerate(
+        zip(NAMES, (plots.BLUE, plots.ORANGE, plots.GREY), strict=True)
+    ):
         some = [c for c in within(results["cases"], set=name) if c["n"] <= c["alerts"][0]]
         n_holding = sum(c["n_holding"] for c in some)
         shares = [100 * sum(c["found"][s][0] for c in some) / n_holding for s in signals]
@@ -344,8 +346,8 @@ def draw(results: dict[str, Any], figure: Any) -> None:
         before.append(pair[0])
         after.append(pair[1])
     at = np.arange(len(names))
-    right.bar(at - 0.2, before, 0.36, color=GREY, label="uncorrected")
-    right.bar(at + 0.2, after, 0.36, color=BLUE, label="corrected")
+    right.bar(at - 0.2, before, 0.36, color=plots.GREY, label="uncorrected")
+    right.bar(at + 0.2, after, 0.36, color=plots.BLUE, label="corrected")
     right.set_xticks(at, names)
     right.set(ylabel="top-1 hits of disguised items, %")
     right.set_title("The correction takes away about half", loc="left")
