@@ -79,7 +79,6 @@ def audit(
     target: Target = "gallery",
     labels: Sequence[str] | None = None,
     query_labels: Sequence[str] | None = None,
-    names: Sequence[str] | None = None,
     seed: int = 0,
     normalize: bool | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
@@ -105,8 +104,6 @@ def audit(
         The shares that would be fair.
     labels, query_labels : sequence of str, optional
         What every item is and what every query asks for; adds precision@1 and precision@5.
-    names : sequence of str, optional
-        Names of the queries; by default their labels, or numbers.
     seed : int
         Random seed of the intervals.
     normalize : bool, optional
@@ -136,7 +133,6 @@ def audit(
         ("groups", groups, len(items)),
         ("labels", labels, len(items)),
         ("query_labels", query_labels, len(asked)),
-        ("names", names, len(asked)),
     ):
         if given is not None and len(given) != n_wanted:
             raise NNNormError(f"{name} must have {n_wanted} entries; got {len(given)}")
@@ -182,10 +178,9 @@ def audit(
         if after:
             figures.append(interval_of_difference(after[metric], values, seed=seed))
         lines.append(Line(metric, *figures))
-    called = names if names is not None else query_labels
-    called = [f"query {n}" for n in range(len(asked))] if called is None else called
-    known = tuple(map(str, called))
-    return Audit(kinds, shares, difference, known, before, after, tuple(lines), len(items))
+    numbered = [f"query {n}" for n in range(len(asked))]
+    called = tuple(map(str, numbered if query_labels is None else query_labels))
+    return Audit(kinds, shares, difference, called, before, after, tuple(lines), len(items))
 
 
 def _open_target(target: Target, groups: Any, kinds: tuple[str, ...]) -> dict[str, float]:

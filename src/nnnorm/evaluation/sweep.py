@@ -35,6 +35,8 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 
 # Returns what is taken from every score, shape (n_gallery,), float32; called again when needed.
 Correction: TypeAlias = Callable[[], FloatArray]
+# The mean of each correction, and each item's least and greatest centered correction.
+Bounds: TypeAlias = tuple[npt.NDArray[np.float64], FloatArray, FloatArray]
 
 
 # --- the grid ------------------------------------------------------------------------------------
@@ -150,16 +152,14 @@ def sweep_hits(
 
         def count(rows: slice, start: int = start, scores: FloatArray = scores) -> None:
             first = start + rows.start
-            found = _strip_hits(scores[rows], truth, first, corrections, *bounds)
+            found = _strip_hits(scores[rows], truth, first, corrections, bounds)
             hits[:, first : start + rows.stop] = found
 
         in_threads(count, scores)
     return hits
 
 
-def _bounds(
-    corrections: Sequence[Correction], n_gallery: int
-) -> tuple[npt.NDArray[np.float64], FloatArray, FloatArray]:
+def _bounds(corrections: Sequence[Correction], n_gallery: int) -> Bounds:
     """Mean of each correction, and each item's least and greatest centered correction."""
     means = np.empty(len(corrections))
     lower = np.full(n_gallery, np.inf, dtype=np.float32)
@@ -178,15 +178,10 @@ def _bounds(
 
 
 def _strip_hits(
-    scores: FloatArray,
-    truth: Truth,
-    start: int,
-    corrections: Sequence[Correction],
-    means: npt.NDArray[np.float64],
-    lower: FloatArray,
-    upper: FloatArray,
+    scores: FloatArray, truth: Truth, start: int, corrections: Sequence[Correction], bounds: Bounds
 ) -> FloatArray:
     """Hits of a strip of queries under every correction, shape ``(n_corrections, n_strip)``."""
+    means, lower, upper = bounds
     first, last = truth.starts[start], truth.starts[start + len(scores)]
     items, rows = truth.items[first:last], truth.queries[first:last] - start
     starts = truth.starts[start : start + len(scores)] - first
