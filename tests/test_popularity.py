@@ -129,7 +129,7 @@ def test_a_bias_of_weight_0_becomes_the_popularity_alone(hubs):
     [
         ([1, -2, 3], "counts of at least 0; item 1 has -2"),
         ([1, np.nan, 3], "must be finite; item 1 has nan"),
-        ([[1, 2, 3]], r"one number per item, .* got \(1, 3\)"),
+        ([[1, 2, 3]], r"numbers, one per item, .* got \(1, 3\)"),
         (["a", "b", "c"], "clicks must be numbers"),
     ],
 )

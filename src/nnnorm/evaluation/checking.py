@@ -300,26 +300,25 @@ def check(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Check:
-    """Judge the hubs of a search, and whether a correction helps, in one verdict.
+    """Measure the hubs of a search, and recommend a correction or none.
 
     Parameters
     ----------
     gallery : array or path, shape (n_gallery, dim)
     references : Bank, array or path, shape (n_references, dim), optional
-        Past queries. Without them, only the hubs are judged.
+        Past queries. Without them, only hubs are measured.
     queries : array or path, shape (n_queries, dim)
-        A sample of the queries that the search gets, none of them among the references.
+        A sample of today's queries. They shouldn't be among the references.
     truth : array or list, optional
-        The right items of the queries, see `open_truth`: the gain is measured.
+        The right items of the queries, to measure the gain; see `open_truth`.
     groups : array, shape (n_gallery,), optional
-        A label per item of a mixed gallery, see `Method.fit`. Without labels, `mixed` has two
+        One label per item of a mixed gallery; see `Method.fit`. Without labels, `mixed` has two
         clusters of items if their mean biases are far apart.
     ids : sequence, optional
-        Id of every item, shown instead of its row number; by default the ids of the gallery if it
-        has any.
+        Ids of the items, shown instead of row numbers; by default those of the gallery, if any.
     duplicates, allow_gallery_rows : optional
-        Whether copies in the bank count once, and whether references may be rows of the gallery,
-        see `Method.fit`.
+        Whether near-duplicates count once, and whether references may be rows of the gallery; see
+        `Method.fit`.
     seed : int
         Random seed of the null model, of the folds and of the intervals.
     normalize : bool, optional

@@ -98,7 +98,7 @@ def compare(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Tune every method on validation queries and report all of them on test queries.
+    """Tune every method on validation queries, and measure all of them on test queries.
 
     Parameters
     ----------
@@ -109,17 +109,17 @@ def compare(
     truth : array or list
         The right items, see `open_truth`.
     validation : Task, optional
-        Queries to tune on, in this or another gallery. Without it, the figures are cross-fitted:
-        each fifth of the queries (by `seed`) gets the setting that the others choose.
+        Queries to tune on, in this or another gallery. Without it, results are cross-fitted: each
+        fifth of the queries (by `seed`) gets the setting that the others choose.
     gallery_references : array or path, optional
-        A bank of gallery-side items, for the methods that use one.
+        Gallery-side references, for methods that use them.
     duplicates : {"drop", "keep"}
-        Whether copies in the bank count once, see `Method.fit`.
+        Whether near-duplicates count once; see `Method.fit`.
     methods : sequence of str, or "all"
     grids : dict, optional
-        Method name to its grid, instead of the default grid.
+        Maps method names to grids that replace the default ones.
     select : {"one-standard-error", "max"}
-        The rule that chooses a setting of each method.
+        The rule that chooses the setting of each method.
     seed : int
         Random seed of the folds and of the intervals.
     normalize : bool, optional

@@ -84,26 +84,27 @@ def audit(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Audit:
-    """Count groups among the first items of every query, before and after a correction.
+    """Count groups among the first items of each query, before and after a correction.
 
     Parameters
     ----------
     queries : array or path, shape (n_queries, dim)
-        Questions that should not favor a group.
+        Queries that shouldn't favor a group.
     gallery : array or path, shape (n_gallery, dim)
     bias : Bias, optional
-        Adds the same figures after the correction, and the paired change.
+        Adds figures after the correction, and the paired change.
     groups : sequence of str
         The group of every item.
     ks : sequence of int
-        Numbers of hits to count in.
+        Numbers of hits to count.
     difference : pair of str, optional
         bias@k is (number of the first − number of the second)/k; by default the two groups in
         alphabetical order if there are just two, and no bias@k if there are more.
     target : {"gallery", "equal"} or dict
         The shares that would be fair.
     labels, query_labels : sequence of str, optional
-        What every item is and what every query asks for; adds precision@1 and precision@5.
+        The label of each item, and the one that each query asks for; adds precision@1 and
+        precision@5.
     seed : int
         Random seed of the intervals.
     normalize : bool, optional

@@ -302,21 +302,21 @@ def evaluate(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Find the ranks of the right items in a corrected search, streamed.
+    """Find the ranks of the right items in a corrected search.
 
     Parameters
     ----------
     queries : array or path, shape (n_queries, dim)
     gallery : array or path, shape (n_gallery, dim)
     bias : Bias, optional
-        Without one the search is uncorrected.
+        Without it, the search is uncorrected.
     truth : array or list
         The right items, see `open_truth`.
     weight : float, optional
         Replaces the weight of the bias.
     parents : array of int or str, shape (n_gallery,), optional
-        The document of each item, if items are chunks. The truth then names documents, numbered
-        from 0 in the order in which they first appear here.
+        The document of each item, if items are chunks. In that case, the truth has numbers of
+        documents, in the order of their first appearance here.
     normalize : bool, optional
         True divides every row by its norm; see `open_embeddings`.
     memory_budget : int

@@ -189,7 +189,7 @@ def scan(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Scan:
-    """Judge the items of a gallery: fine, to be watched, or to be taken out.
+    """Find adversarial and corrupt items: each item is fine, to watch, or to remove.
 
     Parameters
     ----------
@@ -198,12 +198,12 @@ def scan(
     references : Bank, array or path, shape (n_references, dim)
         Past queries.
     corrector : Corrector or path, optional
-        In place of the references: its bank is used, and rows are opened as it needs them.
+        Replaces the references: its past queries and its normalization are used.
     ids : sequence of int or of str, optional
         One per item.
     budget : str, float or int
-        The largest number of alerts: ``"0.2%"`` or 0.002 of the items (five at least), or a whole
-        number. Broken rows are reported besides.
+        The largest number of alerts: ``"0.2%"`` or 0.002 of the items (at least five), or a whole
+        number. Corrupt rows don't count.
     normalize : bool, optional
         As in `open_embeddings`.
     seed : int

@@ -202,32 +202,33 @@ def tune(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Tuning:
-    """Try every setting of some methods on queries with known answers, and choose one.
+    """Try all settings of one or more methods on labeled queries, and choose one.
 
     Parameters
     ----------
     gallery : array or path, shape (n_gallery, dim)
     references : Bank, array or path, shape (n_references, dim)
-        The bank, which should not include the queries.
+        Past queries. They shouldn't include `queries`.
     queries : array or path, shape (n_queries, dim)
-        Held out: neither references nor the queries that will be reported on.
+        Labeled queries, neither among the references nor among those that you report results on.
     truth : array or list
         The right items, see `open_truth`.
     methods : sequence of str, or "all"
-        "all" leaves out the methods that need a gallery bank if there is none.
+        "all" skips methods that need `gallery_references` if there are none.
     groups : array, shape (n_gallery,), optional
-        A label per item of a mixed gallery, see `Method.fit`: ``between`` is chosen too.
+        One label per item of a mixed gallery; see `Method.fit`. ``between`` is chosen too.
     gallery_references : array or path, shape (n_gallery_references, dim), optional
-        A bank of gallery-side items, for the methods that use one.
+        Gallery-side references, for methods that use them.
     duplicates : {"drop", "keep"}
-        Whether copies in the bank count once, see `Method.fit`.
+        Whether near-duplicates count once; see `Method.fit`.
     clicks : array, shape (n_gallery,), optional
-        How often each item was the right one in the past, apart from these queries: the weight of a
-        `Popularity` is chosen, which is added to the bias.
+        How often each item was right in the past, without these queries. `tune` also chooses the
+        weight of a `Popularity`, which is added to the bias.
     grids : dict, optional
-        Method name to ``{parameter: values}`` (or a list of such), instead of the default grid.
+        Maps method names to ``{parameter: values}`` (or a list of them), instead of the default
+        grids.
     select : {"one-standard-error", "max"}
-        The rule that chooses `best`; the choices of both rules are reported.
+        The rule that chooses `best`. The result has the choices of both rules.
     seed : int
         Random seed of the bootstrap.
     normalize : bool, optional
