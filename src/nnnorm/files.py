@@ -13,7 +13,7 @@ import stat
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ _FULL = re.compile("(?i)no space left|disk (is )?full|quota exceeded|not enough 
 # The folder of a container's memory limit (cgroup v2).
 _GROUP = "/sys/fs/cgroup"
 
+Record = TypeVar("Record")
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 # Called with (work done, work in all).
@@ -221,9 +222,12 @@ def save_record(
 
 
 def load_record(
-    path: str | os.PathLike[str], kind: str, maker: str
-) -> tuple[Arrays, dict[str, Any]]:
-    """Read arrays and description of a record; its digest shows that they are those saved."""
+    path: str | os.PathLike[str],
+    kind: str,
+    maker: str,
+    build: Callable[[Arrays, dict[str, Any]], Record],
+) -> Record:
+    """Build a record from its arrays and description; its digest shows that they are as saved."""
     from safetensors import SafetensorError, safe_open
 
     check_regular(path)
@@ -251,9 +255,15 @@ def load_record(
         what = f"a {other}" if found.startswith("nnnorm.") else "no file of nnnorm"
         raise NNNormError(f"{path} is {what}; expected a {kind}: make one with {maker}")
     text = metadata.get(kind, "")
-    if metadata.get("digest") != _digest_of(arrays, text):
-        raise damaged(path, kind, maker, "its numbers are not those that were saved")
-    return arrays, json.loads(text)
+    reason = "its numbers are not those that were saved"
+    if metadata.get("digest") == _digest_of(arrays, text):
+        try:
+            return build(arrays, json.loads(text))
+        except NNNormError:
+            raise
+        except (KeyError, TypeError, ValueError, IndexError) as error:  # a part is missing
+            reason = repr(error)
+    raise NNNormError(f"{path} is a damaged {kind} file ({reason}); make it again with: {maker}")
 
 
 def kind_of_record(path: str | os.PathLike[str]) -> str | None:
@@ -267,14 +277,6 @@ def kind_of_record(path: str | os.PathLike[str]) -> str | None:
     except (SafetensorError, OSError):
         return None
     return found and found[1]
-
-
-def damaged(
-    path: str | os.PathLike[str], kind: str, maker: str, reason: Exception | str
-) -> NNNormError:
-    """The error for a record that lacks a part, or has another."""
-    shown = reason if isinstance(reason, str) else repr(reason)
-    return NNNormError(f"{path} is a damaged {kind} file ({shown}); make it again with: {maker}")
 
 
 def _digest_of(arrays: Arrays, text: str) -> str:

@@ -455,7 +455,7 @@ def build_index(
     groups: Any = None,
     progress: Progress | None = None,
 ) -> CorrectedIndex:
-    """Store a gallery in an engine so that it ranks by the corrected score.
+    """Store a gallery in an engine that then ranks by the corrected score.
 
     Parameters
     ----------
@@ -463,13 +463,13 @@ def build_index(
         Engine and collection, such as ``faiss:photos`` or ``qdrant://localhost:6333/photos``.
     gallery : array or path, shape (n_items, dim)
     corrector : Corrector or path
-        Gives each item its bias, also items that are added later.
+        Computes the bias of each item, including later ones.
     ids : sequence of int or str, optional
-        By default those of the file of the gallery, or 0…n−1.
+        By default, the ids in the gallery's file, or 0…n−1.
     metadata : sequence of mappings, optional
         One per item; values are JSON.
     groups : sequence or str, optional
-        For a corrector with groups: a label per item, or the key of the metadata that has it.
+        For a corrector with groups: one label per item, or the metadata key that has it.
     progress : callable, optional
         Called with ``(done, total)``.
 
@@ -526,8 +526,8 @@ def open_index(url: str | Backend, corrector: Correction | None = None) -> Corre
     ----------
     url : str or Backend
     corrector : Corrector or path, optional
-        The corrector of the index, for `CorrectedIndex.add`; another one is rejected. Searching
-        works without.
+        The corrector of the index, for `CorrectedIndex.add`; another one is rejected. You don't
+        need it to search.
 
     Returns
     -------
