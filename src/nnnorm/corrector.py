@@ -448,7 +448,7 @@ class Corrector:
         True
         """
         opened = self.open(items, "items")
-        values = self._values(opened, groups, memory_budget=memory_budget, progress=progress)
+        values = self.values_for(opened, groups, memory_budget=memory_budget, progress=progress)
         params = dict(self.bias.params)
         if "solver" in params:
             params["solver"] = "exact"
@@ -491,7 +491,7 @@ class Corrector:
         True
         """
         opened = self.open(items, "items")
-        values = self._values(opened, groups)
+        values = self.values_for(opened, groups)
         if popularity is not None:
             values = self._add_clicks(values, popularity, opened)
         stored = np.empty((len(opened), opened.dim + 2), dtype=np.float32)
@@ -684,7 +684,7 @@ class Corrector:
         check_same_dim(found.embeddings, self.bank)
         return found
 
-    def _values(
+    def values_for(
         self, items: Embeddings, groups: npt.ArrayLike | None, **options: Any
     ) -> FloatArray:
         """Values of items with the offsets of their groups; warn if they are unlike all others."""
