@@ -225,9 +225,9 @@ def test_clicks_are_checked_before_the_work_and_gated_methods_are_left_out(traff
     with monkeypatch.context() as patch:
         patch.setattr("nnnorm.evaluation.tuning.try_settings", refuse)
         for wrong, words in (
-            ({"clicks": [1, 2]}, "one number per item of the gallery, 150; got 2"),
+            ({"clicks": [1, 2]}, "one number per item, 150; got 2"),
             ({"clicks": -traffic["clicks"]}, "counts of at least 0"),
-            ({"methods": ["qbnorm"]}, "method qbnorm decides per query"),
+            ({"methods": ["qbnorm"]}, "qbnorm decides per query"),
         ):
             with pytest.raises(NNNormError, match=words):
                 nnnorm.tune(**(traffic | wrong), normalize=True)

@@ -42,19 +42,19 @@ class Gate:
 
 @dataclass(frozen=True, eq=False)
 class Popularity:
-    """Clicks of every item, to be added to a bias: ``bias + Popularity(clicks)``.
+    """Clicks per item, to be added to a bias: ``bias + Popularity(clicks)``.
 
-    The corrected score becomes ``s(q, r) − weight_b·m(r) + weight·log(1 + clicks[r])``, where
-    ``weight_b`` is the weight of the bias. A search that overrides the weight scales both parts
-    alike: half of it halves both, and 0 is the uncorrected search.
+    The corrected score is ``s(q, r) − weight_b·m(r) + weight·log(1 + clicks[r])``, and ``weight_b``
+    is the weight of the bias. A search that overrides the weight scales both parts: half the weight
+    halves both, and 0 is the uncorrected search.
 
     Parameters
     ----------
     clicks : array, shape (n_gallery,)
         How often each item was clicked, bought or otherwise right; 0 for a new item.
     weight : float
-        What a unit of log(1 + clicks) adds, on the scale of the scores. The default is for
-        cosines; `tune` chooses it where there are clicks and right answers.
+        What one unit of log(1 + clicks) adds to a score. The default is for cosines. If you have
+        labels, `tune` chooses the weight.
 
     Attributes
     ----------
@@ -100,28 +100,29 @@ class Popularity:
 
 @dataclass(frozen=True, eq=False)
 class Bias:
-    """One number per gallery item; the correction is ``weight · values``.
+    """One number per item; ``weight · values`` is subtracted from the scores.
 
     Attributes
     ----------
     values : ndarray, shape (n_gallery,), float32
         Finite and read-only.
     weight : float
-        α for NNN, ½ for CSLS, λ for DN, 1 elsewhere. A search may override it.
+        α for NNN, ½ for CSLS, λ for DN, 1 for other methods. A search can override it.
     method : str
         The command-line name: ``"nnn"``, ``"csls"``, ``"dn"``, …
     params : mapping
-        What the method was fitted with, and what it chose by itself. Read-only.
+        The settings of the fit, including those that were chosen automatically. Read-only.
     n_references, dim : int or None
-        Size of the bank, and of the embeddings (None for ready scores).
+        Number of references, and of dimensions (None if the fit used scores).
     fingerprints : mapping
-        Of ``gallery``, ``references`` and ``gallery_references``; empty for ready scores.
+        Fingerprints of ``gallery``, ``references`` and ``gallery_references``; empty if the fit
+        used scores.
     gates : tuple of Gate
-        Empty, except for QBNorm and DualDIS, which decide per query.
+        Empty, except for QBNorm and DualDIS, which correct only some queries.
     version, created : str
         Version of nnnorm and UTC time.
     reference_norms : (float, float) or None
-        Smallest and largest norm of the references; None for ready scores.
+        Smallest and largest norm of the references; None if the fit used scores.
 
     Examples
     --------
@@ -210,22 +211,22 @@ class Bias:
 
     @property
     def alpha(self) -> float:
-        """The weight, under the paper's name for it."""
+        """The weight, under its name in the paper."""
         return self.weight
 
     @property
     def reference_k(self) -> int | None:
-        """How many references were averaged per item; None for methods that average no k best."""
+        """Number of references averaged per item; None for methods without k."""
         reference_k = self.params.get("reference_k")
         return None if reference_k is None else int(reference_k)
 
     def fits(self, gallery: Embeddings) -> bool:
-        """Whether this bias was fitted for that very gallery, as far as its provenance shows."""
+        """Whether this bias was fitted on this gallery, as far as its fingerprints show."""
         expected = self.fingerprints.get("gallery")
         return len(gallery) == len(self) and expected in (None, gallery.fingerprint)
 
     def check_gallery(self, gallery: Embeddings) -> None:
-        """Raise unless this bias was fitted for that very gallery, in that order."""
+        """Raise an error unless this bias was fitted on this gallery, in the same order."""
         if len(gallery) != len(self):
             raise NNNormError(
                 f"this bias is for a gallery of {len(self)} items, but {gallery.name} has "
@@ -246,7 +247,7 @@ class Bias:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the numbers, ready for JSON."""
+        """Return the metadata of the bias, ready for JSON."""
         return {
             "method": self.method,
             "params": dict(self.params),
@@ -262,7 +263,7 @@ class Bias:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one `.safetensors` file, whole or not at all.
+        """Write a `.safetensors` file, completely or not at all.
 
         Examples
         --------
@@ -293,7 +294,7 @@ class Bias:
 
     @classmethod
     def from_dict(cls, arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> "Bias":
-        """Build a bias from its arrays and what `to_dict` gave."""
+        """Create a bias from its arrays and the result of `to_dict`."""
         gates = tuple(
             Gate(arrays[f"gate.{number}.values"], arrays[f"gate.{number}.active"])
             for number in range(len(about["n_active"]))

@@ -31,7 +31,7 @@ _JOINERS = "\u200c\u200d"  # format characters that scripts and emoji are writte
 
 
 class NNNormError(ValueError):
-    """Input that can't be used, with one sentence that says what to do."""
+    """Input that can't be used; the message explains what to do."""
 
 
 class MissingExtraError(ImportError):
@@ -39,7 +39,7 @@ class MissingExtraError(ImportError):
 
 
 class NNNormWarning(UserWarning):
-    """An answer that may not be what was meant, with one sentence that says how to tell."""
+    """A result that may not be what you meant; the message explains how to check."""
 
 
 def warn(message: str) -> None:
