@@ -42,6 +42,14 @@ class Augmentation:
         """Number of extra coordinates: one for "ip", two for "cosine" and "l2"."""
         return 1 if self.target == "ip" else 2
 
+    def extend_all(self, items: Embeddings, values: FloatArray) -> FloatArray:
+        """Extend all items, block by block."""
+        stored = np.empty((len(items), items.dim + self.n_extra), dtype=np.float32)
+        for start, block in items.blocks():
+            rows = slice(start, start + len(block))
+            stored[rows] = self.extend_items(block, values[rows])
+        return stored
+
     def extend_items(self, rows: FloatArray, values: FloatArray) -> FloatArray:
         """Extend rows ``(n, dim)`` by their bias ``(n,)`` to stored rows ``(n, dim + n_extra)``."""
         stored = (self.scale * (values.astype(np.float64) - self.shift)).astype(np.float32)
@@ -129,11 +137,7 @@ def bound_augmentation(
 
 
 def augment_gallery(
-    gallery: Source,
-    bias: Bias,
-    *,
-    target: Target = "ip",
-    normalize: bool | None = None,
+    gallery: Source, bias: Bias, *, target: Target = "ip", normalize: bool | None = None
 ) -> FloatArray:
     """Extend items by their bias, for an index that is searched with `augment_queries`.
 
@@ -168,11 +172,7 @@ def augment_gallery(
         for start, block in items.blocks():
             squares[start : start + len(block)] += np.einsum("ij,ij->i", block, block, dtype="f8")
         augmentation = Augmentation(target, radius=math.sqrt(squares.max()))
-    augmented = np.empty((len(items), items.dim + augmentation.n_extra), dtype=np.float32)
-    for start, block in items.blocks():
-        rows = slice(start, start + len(block))
-        augmented[rows] = augmentation.extend_items(block, bias.values[rows])
-    return augmented
+    return augmentation.extend_all(items, bias.values)
 
 
 def augment_queries(

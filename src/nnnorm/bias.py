@@ -146,10 +146,10 @@ class Bias:
 
     def __post_init__(self) -> None:
         values = _freeze("bias values", self.values)
-        for array in (array for gate in self.gates for array in (gate.values, gate.active)):
-            if array.shape != values.shape:
+        for gate in self.gates:
+            if not gate.values.shape == gate.active.shape == values.shape:
                 expected = f"a gate must have one entry per item, {values.shape}"
-                raise NNNormError(f"{expected}; got {array.shape}")
+                raise NNNormError(f"{expected}; got {gate.values.shape} and {gate.active.shape}")
         self.__dict__.update(
             values=values,
             weight=check_correction(self.weight, values),

@@ -54,7 +54,7 @@ from nnnorm.methods import (
 from nnnorm.methods.groups import Labels, name_groups, offsets_of, open_labels
 from nnnorm.ranking import measure_confidence, search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
-from nnnorm.solvers import Solver
+from nnnorm.solvers import Solver, check_solver
 
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -233,9 +233,9 @@ class Corrector:
         Corrector(nnn k=4 α=0.5, 99 references of 8 dimensions, normalized)
         """
         check_method(method)
-        items, past, second = method.open_inputs(
-            gallery, references, gallery_references, solver, quality, normalize
-        )
+        check_solver(solver, quality)
+        given = gallery, references, gallery_references
+        items, past, second = method.open_inputs(*given, normalize)
         duplicates = method.duplicates_for(past, duplicates)
         own = None
         if recent is not None:
@@ -494,11 +494,7 @@ class Corrector:
         values = self.values_for(opened, groups)
         if popularity is not None:
             values = self._add_clicks(values, popularity, opened)
-        stored = np.empty((len(opened), opened.dim + 2), dtype=np.float32)
-        for start, block in opened.blocks():
-            rows = slice(start, start + len(block))
-            stored[rows] = self.augmentation.extend_items(block, values[rows])
-        return stored
+        return self.augmentation.extend_all(opened, values)
 
     def transform_queries(self, queries: Source, *, weight: float | None = None) -> FloatArray:
         """Extend queries by the weight: the rows to search with.
