@@ -1,12 +1,12 @@
-"""`Bank`: past queries kept in a file and updated as new ones come.
+"""`Bank`: past queries in a file that you update.
 
-A bank keeps every unique query once (`dedup`), with how often and when it was asked. It keeps all
-of them, or with `max_references` a random sample that prefers recent queries if there is a
-half-life. It is saved as one `.safetensors` file with unit rows in float16, replaced as a whole. A
+A bank has each unique query once (`dedup`), with the number of times and the last time it was
+asked. With `max_references`, it keeps a random sample, which prefers recent queries if there is a
+half-life. It is saved as one `.safetensors` file with unit rows in float16. A
 call that fails changes nothing.
 
-Adding A and then B gives the bank of A and B at once, as far as equal rows are concerned. Beyond
-4,096 rows, which near copies are found may depend on how the rows were divided into calls.
+Adding A and then B gives the same equal rows as adding both at once. Beyond 4,096 rows, the
+near-duplicates that are found may depend on how rows are divided into calls.
 """
 
 import math
@@ -43,7 +43,7 @@ from nnnorm.version import __version__
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
 _MAKER = "nnnorm bank"
-# What a file keeps next to the arrays; all else in it follows from these.
+# Fields that a file has next to the arrays; all others are derived from these.
 _SETTINGS = (
     *("n_seen", "n_forgotten", "created", "normalized"),
     *("half_life", "max_references", "seed"),
@@ -329,7 +329,7 @@ class Bank:
         self._kept, self._opened = self._kept.take(np.flatnonzero(is_kept)), None
 
     def _absorb(self, given: "_Given", progress: Progress | None) -> tuple[float, float]:
-        """Add queries, and return the range of their norms; if a part is bad, nothing changes."""
+        """Add queries and return the range of their norms; if one is invalid, nothing changes."""
         kept, unique = self._kept, None
         n_seen, low, high, latest = 0, np.inf, 0.0, -np.inf
         most: Any = self._about["max_references"] or np.inf
@@ -364,7 +364,7 @@ class Bank:
         return low, high
 
     def _check(self, rows: npt.NDArray[np.float32], name: str, start: int) -> FloatArray:
-        """The norms of rows that this bank can take."""
+        """The norms of rows that this bank accepts."""
         if rows.shape[1] != self.dim:
             raise NNNormError(
                 f"{name} has dim {rows.shape[1]}, but the bank has {self.dim}; were they encoded "
@@ -431,7 +431,7 @@ def describe_times(bank: Bank) -> str:
 
 
 class _Given(NamedTuple):
-    """Queries that come to a bank in parts; how many is not known of a log."""
+    """Queries for a bank, in parts; the length of a log isn't known."""
 
     parts: Iterator[LogPart]
     name: str

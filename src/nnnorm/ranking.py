@@ -348,10 +348,8 @@ def warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None
         return
     (low, high), (least, most) = sorted([bias.reference_norms, queries.norm_range])
     if high < least and least + most > _SCALES_APART * (low + high):
-        of_queries, of_references = (
-            f"{first:.3g} to {last:.3g}"
-            for first, last in (queries.norm_range, bias.reference_norms)
-        )
+        of_queries = "{:.3g} to {:.3g}".format(*queries.norm_range)
+        of_references = "{:.3g} to {:.3g}".format(*bias.reference_norms)
         warn(
             f"{queries.name} has norms {of_queries}, but the bias was fitted with references of "
             f"norms {of_references}, so the correction and the scores have different scales; "
