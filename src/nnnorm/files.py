@@ -205,7 +205,7 @@ def save_record(
     """Write a record of a kind, such as ``"bias"``; the same record gives the same bytes."""
     from safetensors.numpy import save
 
-    if Path(path).suffix != ".safetensors":  # what the name says is what is in the file
+    if Path(path).suffix != ".safetensors":  # the suffix must match the content
         raise NNNormError(f"a {kind} is saved as .safetensors; got {path}: choose another suffix")
     dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps(about)

@@ -85,7 +85,7 @@ def read_lines(path: PathLike) -> list[str]:
 
 
 def read_json(path: PathLike, what: str) -> Any:
-    """Read a JSON file, or raise an error that says why it can't be read."""
+    """Read a JSON file, or raise an error with the reason."""
     if not os.path.isfile(path):
         raise NNNormError(f"there is no file {path}; expected {what}")
     try:
@@ -243,7 +243,7 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
 
 
 def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
-    """Return ids as an array of int64 or str, or raise unless there is a different one per item."""
+    """Return ids as an array of int64 or str, or raise an error unless each item has its own."""
     checked = check_names(ids, n_items, "ids", name)
     kinds, counts = np.unique(checked, return_counts=True)
     if len(kinds) != n_items:
@@ -257,8 +257,8 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
 
 
 def check_names(ids: Any, n_items: int, what: str, name: str) -> Ids:
-    """Return ids or parents as an array of int64 or str, or raise unless there is one per item."""
-    # An object array keeps the values apart that numpy would turn into strings: ["a", 1].
+    """Return one id or parent per item as an array of int64 or str, or raise an error."""
+    # An object array keeps values that numpy would convert to strings: ["a", 1].
     array = ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=object)
     if array.shape != (n_items,):
         raise NNNormError(
