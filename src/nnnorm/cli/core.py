@@ -248,15 +248,12 @@ def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None)
     size = f"{len(bank):,}"
     if bank.is_sample and about["max_references"] is not None:
         size += f", a random sample: at most {about['max_references']:,} are kept"
-    often, half_life = int(bank.counts.max()), about["half_life"]
-    if half_life is not None:
-        half_life = f"{half_life / 86400:.3g} days"
+    often = int(bank.counts.max())
     facts = {
         "unique queries": size,
         "most asked": f"{often:,} times, {often / bank.n_seen:.1%} of all queries",
         "embeddings": f"{bank.dim} dimensions{', normalized' if bank.normalized else ''}",
         "last asked": describe_times(bank) or None,
-        "half-life": half_life,
         "fingerprint": about["fingerprint"],
         "made": f"{about['created'][:16].replace('T', ' ')} UTC",
     }
