@@ -1,4 +1,4 @@
-"""How tests run: in what environment, in how many processes, and which of them are slow."""
+"""Test setup: the environment, the number of processes, and which tests are slow."""
 
 import contextlib
 import functools
@@ -16,22 +16,22 @@ import pytest
 import typer.main
 from hypothesis import HealthCheck, settings
 
-# The caller's terminal, locale, proxies and database settings decide no test. Models are built by
-# the tests; a name on the hub must not be looked for in the network.
+# Tests must not depend on the caller's terminal, locale, proxies or database settings. Tests build
+# their own models, so nothing is downloaded from the Hugging Face Hub.
 FOREIGN = r"CI|GITHUB_.*|.*_PROXY|NO_COLOR|(FORCE|PY|TTY)_.*|CLICOLOR.*|PG[A-Z]+"
 for variable in [name for name in os.environ if re.fullmatch(FOREIGN, name.upper())]:
     del os.environ[variable]
-# Byte code is written: without it, every process would compile the package and its tests again.
+# Write bytecode: without it, every process would compile the package and the tests again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ |= {"COLUMNS": "80", "TERM": "xterm", "LC_ALL": "C.UTF-8", "HF_HUB_OFFLINE": "1"}
-# Libraries above the engines must not report that they were used.
+# Turn off the telemetry of Haystack and LangSmith.
 os.environ |= {"HAYSTACK_TELEMETRY_ENABLED": "False", "LANGSMITH_TRACING": "false"}
 
-# A process that was started in the background ignores Ctrl-C, and so would those that tests start.
+# A background process ignores Ctrl-C, and so would the processes that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples on every run, and no limits of time: machines differ, and may be busy.
+# Use the same examples in every run, and no time limits: machines differ and may be busy.
 settings.register_profile(
     "steady",
     derandomize=True,
@@ -42,7 +42,7 @@ settings.register_profile(
 settings.register_profile("quick", settings.get_profile("steady"), max_examples=25)
 settings.load_profile("steady")
 
-# Every run of a command in a test would build the parsers of all commands again.
+# Build the parsers of all commands once, not for every command that a test runs.
 build_command = typer.main.get_command
 build_once = functools.cache(lambda app, *_: build_command(app))
 typer.main.get_command = lambda app: build_once(
@@ -52,11 +52,10 @@ typer.main.get_command = lambda app: build_once(
 
 ROOT = Path(__file__).parent
 
-# Collection makes hundreds of thousands of objects that stay, and no garbage to look for in them.
+# Test collection creates hundreds of thousands of objects and no garbage.
 gc.disable()
 
-# They run the whole demo, a whole table or a whole check, measure this machine, or load torch or
-# another large library.
+# These doctests run the demo, a table or a check, measure this machine, or load a large library.
 SLOW_DOCTESTS = (
     "src/nnnorm/demo.py",
     "src/nnnorm/encoders/",
@@ -69,22 +68,22 @@ SLOW_DOCTESTS = (
 
 
 def pytest_configure(config):
-    """Where slow tests are left out, try fewer examples of a property."""
+    """If slow tests are skipped, try fewer examples per property."""
     if config.option.markexpr == "not slow":
         settings.load_profile("quick")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """Return the number of cores that may be used, and one more for tests that wait for a child.
+    """Return the number of available cores, plus one if slow tests run.
 
-    Slow ones do, others don't. At most 8, and one for every 2 GB of memory.
+    Slow tests often wait for a child process. The maximum is 8, or one per 2 GB of memory.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if os.name == "posix" else 0
     wanted = (cores or 1) + (config.option.markexpr != "not slow")
     workers = max(1, min(wanted, 8, memory // 2**31 or 8))
-    # Products of all workers share the cores; threads of BLAS would only wait for each other.
+    # The workers share the cores, so BLAS threads would only wait for each other.
     if workers < (cores or 1):
         os.environ.setdefault("OMP_NUM_THREADS", str(max(2, cores // workers)))
     else:
@@ -93,7 +92,7 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Where slow tests are left out, don't even import a file that is slow as a whole."""
+    """If slow tests are skipped, don't import files in which all tests are slow."""
     if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
         return None
     if collection_path.as_posix().removeprefix(f"{ROOT.as_posix()}/").startswith(SLOW_DOCTESTS):
@@ -104,7 +103,7 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path):
-    """Look for doctests in the package only: the tests have none."""
+    """Collect doctests only from the package: the tests have none."""
     found = yield
     if (ROOT / "tests") in file_path.parents:
         found = [one for one in found if type(one).__name__ != "DoctestModule"]
@@ -112,7 +111,7 @@ def pytest_collect_file(file_path):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark what loads torch by its fixtures or its name, and doctests, which carry no marks."""
+    """Mark slow doctests, and tests whose fixtures or names show that they load torch."""
     for item in items:
         loads = {"tiny_model", "tiny_encoder"}.intersection(getattr(item, "fixturenames", ()))
         if loads or "torch" in item.name or item.nodeid.startswith(SLOW_DOCTESTS):
@@ -121,13 +120,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop():
-    """Look for garbage from here on, and less often than usual: little of it is in cycles."""
+    """Collect garbage from here on, but less often than usual: few objects are in cycles."""
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 
 def threads_and_children():
-    """Threads that would keep this process alive, but for our pool's, and its child processes."""
+    """Return the child processes, and the threads (except nnnorm's pool) that block an exit."""
     threads = {
         thread
         for thread in threading.enumerate()
@@ -135,30 +134,30 @@ def threads_and_children():
     }
     children = set()
     for path in Path("/proc/self/task").glob("*/children") if has_children() else ():
-        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+        with contextlib.suppress(OSError):  # the thread has ended
             children |= set(path.read_text().split())
     return threads | children
 
 
 def has_children():
-    """Whether there may be any; asked around every test, so it should cost little."""
+    """Return whether there may be child processes; called around every test, so it is fast."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
-    except AttributeError:  # a system without it
+    except AttributeError:  # this system has no waitid
         pass
     return True
 
 
 @pytest.fixture(autouse=True)
 def leave_nothing_behind(request):
-    """Fail a test that leaves a thread or a process running, or that is slow without saying so."""
+    """Fail tests that leave a thread or process running, or load torch without the mark `slow`."""
     before, had_torch = threads_and_children(), "torch" in sys.modules
     yield
     if request.config.option.markexpr == "not slow":
         assert had_torch or "torch" not in sys.modules, "this test loads torch: mark it slow"
-    end = time.monotonic() + 30  # what is about to end may need a while on a busy machine
+    end = time.monotonic() + 30  # on a busy machine, ending may take a while
     while (left := threads_and_children() - before) and time.monotonic() < end:
         time.sleep(0.01)
     assert not left, f"left running: {left}"

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from cases import CHOSEN_ON, DATA, SETS, SMALL, Floats, Ints, Judge, cases
+from harness import collapsed
 from rules import CSLS, FIRST, PROPOSAL, SECOND, THIRD, Material, View, shipped
 
 OUTPUT = Path(__file__).parent / "results" / "automatic_rule.json"
@@ -176,12 +177,10 @@ def tables(results: dict[str, Any]) -> str:
     """The Markdown of the stored results."""
     records = results["cases"]
     parts = [
-        "### All kinds of past queries\n\n"
-        + summary(records)
-        + "\n\n"
-        + editions(results["groups"]),
-        "### The sets the constants were chosen on, and the others\n\n" + halves(records),
-        "### Few past queries\n\n" + small(records),
+        editions(results["groups"]),
+        collapsed("All rules, by kind of past queries", summary(records)),
+        collapsed("The sets the constants were chosen on, and the others", halves(records)),
+        collapsed("Few past queries", small(records)),
     ]
     return "\n\n".join(parts) + "\n"
 

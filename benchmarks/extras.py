@@ -1,15 +1,14 @@
-"""Each extra of pyproject.toml in a fresh environment of its own: it installs, and imports.
+"""Install and import each extra of pyproject.toml in a fresh environment.
 
     python benchmarks/extras.py                    # all of them: `make extras`
     python benchmarks/extras.py --only parquet     # one; the others stay as they were measured
     python benchmarks/extras.py --skip open-clip
 
-For every extra: a new virtual environment, the package with that extra and nothing else (through
-constraints.txt), an import of every module the extra's own libraries bring and of every module of
-nnnorm, and the size on disk; then the tests that `make test` leaves out because the libraries are
-too large for it. The first row is the core install, for comparison. Prints a table, writes
-results/extras.json and puts the table into docs/encoders.md; where one fails, exit code 1, and
-neither is changed.
+For each extra, the script creates a virtual environment and installs the package with only that
+extra (and constraints.txt). It imports every module of the extra's libraries and of nnnorm, and
+measures the size on disk. Then it runs the tests that `make test` skips because their libraries are
+too large. The first row is the core. The script prints a table, writes results/extras.json and
+updates docs/guide/install.md. If an extra fails, the exit code is 1, and neither file changes.
 """
 
 import argparse
@@ -160,8 +159,8 @@ def main():
     if any("error" in facts for facts in measured.values()):
         return 1
     args.output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    if args.output == OUTPUT and not paste("encoders.md", tables(stored), tables(results)):
-        print("docs/encoders.md has another table; put this one there", file=sys.stderr)
+    if args.output == OUTPUT and not paste("guide/install.md", tables(stored), tables(results)):
+        print("docs/guide/install.md has another table; put this one there", file=sys.stderr)
     return 0
 
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 import flickr8k_trends as trends
 import numpy as np
 import numpy.typing as npt
-from harness import add_options, can_measure, print_stored, store
+from harness import add_options, can_measure, collapsed, print_stored, store
 from real_sets import (
     DATA,
     RESULTS,
@@ -54,9 +54,9 @@ METHODS = [name for name in METHOD_NAMES if name != NO_CORRECTION]
 TWO_BANKS = [name for name in METHODS if find_method(name)[0].gallery_bank == "needed"]
 
 TITLES = {
-    "image": "Image retrieval, bank of train captions",
-    "image-coco": "Image retrieval, bank of COCO captions (out of distribution)",
-    "text": "Text retrieval, bank of train photos",
+    "image": "Image retrieval, train captions as past queries",
+    "image-coco": "Image retrieval, COCO captions as past queries (mismatched)",
+    "text": "Text retrieval, train photos as past queries",
 }
 
 
@@ -184,15 +184,20 @@ def run(data: Path) -> Record:
 def tables(results: Record) -> str:
     """The Markdown of `docs/flickr8k.md`, from the results alone."""
     parts = ["## Methods side by side"]
-    for task in TITLES:
-        parts.append(comparison_table([c for c in results["comparisons"] if c["task"] == task]))
-    parts.append("## Smaller banks, and banks of another kind")
+    for task, title in TITLES.items():
+        some = comparison_table([c for c in results["comparisons"] if c["task"] == task])
+        parts.append(f"{title}: {some}" if task == "image" else collapsed(title, some))
+    parts.append("## Fewer past queries, and mismatched ones")
     for task, words in (("image", "Image retrieval"), ("text", "Text retrieval")):
         some = [ablation for ablation in results["ablations"] if ablation["task"] == task]
-        parts.append(f"### {words}\n\n{ablation_table(some)}")
-    parts.append("## Best settings")
-    parts.append(trends.tables(results["grids"], results["galleries"]))
+        parts.append(collapsed(words, ablation_table(some)))
     return "\n\n".join(parts) + "\n"
+
+
+def all_tables(results: Record) -> str:
+    """The tables of the page, then the best settings, which are only printed."""
+    best = trends.tables(results["grids"], results["galleries"])
+    return f"{tables(results)}\n## Best settings\n\n{best}\n"
 
 
 def comparison_table(comparisons: list[Record]) -> str:
@@ -204,9 +209,9 @@ def comparison_table(comparisons: list[Record]) -> str:
     ]
     sizes = (
         f"{rule['n_queries']:,} test queries, {rule['n_gallery']:,} items, "
-        f"{rule['n_references']:,} references."
+        f"{rule['n_references']:,} past queries."
     )
-    return f"### {TITLES[rule['task']]}\n\n{sizes}\n\n{table(columns, rows)}"
+    return f"{sizes}\n\n{table(columns, rows)}"
 
 
 def result_columns(result: Record) -> list[str]:
@@ -257,7 +262,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if arguments.tables:
-        return print_stored(arguments.output, tables)
+        return print_stored(arguments.output, all_tables)
     needed = ["flickr8k"] if arguments.write_splits else ["flickr8k", "unsplash500"]
     missing = what_is_missing(arguments.data, *needed)
     if arguments.write_splits is not None and missing is None:
@@ -268,7 +273,7 @@ def main() -> int:
     results = run(arguments.data)
     text = to_json(results, "comparisons", "ablations", "grids", "galleries")
     store(arguments.output, text)
-    print(tables(json.loads(text)), end="")
+    print(all_tables(json.loads(text)), end="")
     return 0
 
 

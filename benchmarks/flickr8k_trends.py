@@ -1,9 +1,9 @@
-"""NNN's grid on Flickr8k, laid open: what the paper's trends in k and α look like cell by cell.
+"""All cells of NNN's grid on Flickr8k, to check what the paper says about k and α.
 
-A part of `flickr8k.py`, which runs it. `lay_open` counts R@1, R@5 and R@10 of all 110 cells on the
-validation and the test split; the best cell is found again for resampled photos, because on so flat
-a hilltop a single best cell says little. `vary_gallery` and `vary_model` make the search easier and
-harder, for the trend about baseline scores.
+`flickr8k.py` runs this module. `lay_open` counts R@1, R@5 and R@10 of all 110 cells on the
+validation and the test split. Neighboring cells differ little, so the best cell is also found for
+resampled photos. `vary_gallery` and `vary_model` make the search easier and harder, for the claim
+about baseline scores.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ GALLERY_SIZES = (50, 100, 250, 500, 1000, 2000)
 N_SHUFFLES = 5
 N_UNSPLASH_SPLITS = 20
 
-NAMES = {"image": "image, Flickr8k bank", "image-coco": "image, COCO bank", "text": "text"}
+NAMES = {"image": "image, Flickr8k captions", "image-coco": "image, COCO captions", "text": "text"}
 
 
 # --- the measurement ---------------------------------------------------------------------------

@@ -306,7 +306,7 @@ def test_items_of_another_model_of_the_same_width_are_warned_of():
         (InvertedSoftmax(gated=True), "method qbnorm decides per query"),
         (DualSoftmax(9.0, 2.0, gate="safe"), "method dualdis decides per query"),
         (nnnorm.Sinkhorn(), "method sinkhorn balances all items of a gallery at once"),
-        ("nnn", r"method must be a method such as NNN\(\); got str"),
+        ("nnn", r"method must be a Method, such as NNN\(\); got str"),
     ],
 )
 def test_methods_without_a_value_for_later_items_are_rejected(made, method, words):

@@ -50,7 +50,7 @@ def benchmark(monkeypatch):
         ("explore", "explore.md"),
         ("evidence", "evidence.md"),
         ("extend", "lifecycle.md"),
-        ("extras", "encoders.md"),
+        ("extras", "guide/install.md"),
         ("flickr8k", "flickr8k.md"),
         ("mismatch", "logs.md"),
         ("mixed", "guide/mixed-galleries.md"),

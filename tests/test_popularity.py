@@ -49,7 +49,7 @@ def test_both_parts_are_named_and_survive_the_disk(hubs, tmp_path):
 def test_the_order_of_a_sum_makes_no_difference(hubs):
     popularity = Popularity([3, 0, 9], weight=0.05)
     np.testing.assert_array_equal((popularity + hubs).values, (hubs + popularity).values)
-    with pytest.raises(NNNormError, match="only a Popularity can be added to a bias"):
+    with pytest.raises(NNNormError, match="what is added to a bias must be a Popularity"):
         sum([hubs])
 
 
@@ -128,9 +128,9 @@ def test_a_bias_of_weight_0_becomes_the_popularity_alone(hubs):
     ("clicks", "words"),
     [
         ([1, -2, 3], "counts of at least 0; item 1 has -2"),
-        ([1, np.nan, 3], "counts of at least 0; item 1 has nan"),
-        ([[1, 2, 3]], r"one number per item; got shape \(1, 3\)"),
-        (["a", "b", "c"], "clicks must be numbers, one per item"),
+        ([1, np.nan, 3], "must be finite; item 1 has nan"),
+        ([[1, 2, 3]], r"one number per item, .* got \(1, 3\)"),
+        (["a", "b", "c"], "clicks must be numbers"),
     ],
 )
 def test_clicks_that_are_no_counts_are_refused(clicks, words):
@@ -149,7 +149,7 @@ def test_what_can_t_be_added_is_refused(hubs, small):
         hubs + Popularity([1, 2])
     with pytest.raises(NNNormError, match="already has a popularity part"):
         hubs + Popularity([1, 2, 3]) + Popularity([1, 2, 3])
-    with pytest.raises(NNNormError, match=r"only a Popularity can be added to a bias .* got Bias"):
+    with pytest.raises(NNNormError, match=r"must be a Popularity, .* got Bias"):
         hubs + hubs
     gated = InvertedSoftmax(gated=True).fit(small.gallery, small.references)
     with pytest.raises(NNNormError, match=r"a gated bias \(qbnorm\) decides per query"):
@@ -253,8 +253,8 @@ def test_a_weight_at_the_end_of_the_grid_is_said(traffic):
 @pytest.mark.parametrize(
     ("popularity", "growth", "words"),
     [
-        (Popularity(np.ones(60)), float("nan"), "growth must be a finite number of at least 1"),
-        (Popularity(np.ones(60)), -1, "growth must be a finite number of at least 1"),
+        (Popularity(np.ones(60)), float("nan"), "growth must be a number from 1 to"),
+        (Popularity(np.ones(60)), -1, "growth must be a number from 1 to"),
         ([1.0, 2.0], 10, "popularity must be a Popularity, .* got list"),
     ],
 )

@@ -204,7 +204,7 @@ def test_queries_on_another_scale_than_the_references_are_warned_of(small, tmp_p
 def test_weights_must_be_finite_numbers_and_need_a_bias(small, bias):
     with pytest.raises(NNNormError, match="weight needs a bias"):
         search(small.queries, small.gallery, weight=0.5)
-    with pytest.raises(NNNormError, match="weight must be finite; got nan"):
+    with pytest.raises(NNNormError, match=r"weight must be a number from .* got nan"):
         search(small.queries, small.gallery, bias, weight=float("nan"))
 
 
@@ -229,16 +229,16 @@ def test_the_published_dual_dis_takes_no_weight(small):
 def test_a_bias_must_be_one(small):
     with pytest.raises(NNNormError, match=r"must be a Bias, .* Bias\.load\(path\); got str"):
         search(small.queries, small.gallery, "bias.safetensors")
-    with pytest.raises(NNNormError, match="weight must be between -1e6 and 1e6; got 1e"):
+    with pytest.raises(NNNormError, match=r"weight must be a number from .*; got 1e"):
         search(small.queries, small.gallery, Bias(np.zeros(23), 1.0, "nnn"), weight=1e39)
 
 
 def test_unknown_targets_and_scales_are_rejected(small, bias):
     with pytest.raises(NNNormError, match="target must be 'ip', 'cosine' or 'l2'; got 'dot'"):
         augment_gallery(small.gallery, bias, target="dot")
-    with pytest.raises(NNNormError, match="scale must be positive; got 0"):
+    with pytest.raises(NNNormError, match=r"scale must be a number from 1e-06 to .*; got 0"):
         augment_queries(small.queries, bias, scale=0)
-    with pytest.raises(NNNormError, match="scale must be finite; got nan"):
+    with pytest.raises(NNNormError, match=r"scale must be a number .* got nan"):
         augment_queries(small.queries, bias, scale=float("nan"))
 
 
@@ -346,7 +346,7 @@ def test_a_query_without_hits_is_a_miss_and_feeds_no_hub(small):
 
 @pytest.mark.parametrize("bound", [float("nan"), float("inf"), "0.1", True])
 def test_a_bound_of_the_confidence_is_a_finite_number(small, bound):
-    with pytest.raises(NNNormError, match=r"min_confidence must be a finite number.*; got"):
+    with pytest.raises(NNNormError, match=r"min_confidence must be a number .*; got"):
         search(small.queries, small.gallery, min_confidence=bound)
 
 

@@ -10,7 +10,7 @@ import pytest
 import nnnorm
 from nnnorm import CSLS, DN, NNN, NNNormError, solvers
 from nnnorm.errors import NNNormWarning
-from nnnorm.methods.statistics import Statistics
+from nnnorm.methods import Statistics
 from nnnorm.scoring import Matrix, Products, top_means
 from nnnorm.solvers import SOLVER_NAMES, compute_means
 from tests.test_approximate import residual, topics

@@ -1,9 +1,9 @@
-"""Files beside docs/ as pages of the site, and links that work both there and in the repository.
+"""Add files outside docs/ to the site, and convert links that are written for the repository.
 
-README.md is the first page. Links are written for the repository, relative to their own file; here
-they are turned into links of the site, and one to a file that is no page (a source file) becomes
-plain text. Of a picture that has a variant for dark pages beside it (`name-dark.png`) both are
-shown, each in its scheme. The code of the notebook and what it printed are shown as Markdown.
+README.md is the home page. Links are relative to their own file in the repository. This hook
+converts them to links of the site; a link to a file that isn't a page (a source file) becomes plain
+text. If a picture has a dark variant (`name-dark.png`), the site shows the one that matches its
+color scheme. The notebook becomes Markdown: its code and the stored output.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
-# Files of the repository and the pages that they become.
+# Files of the repository, and their pages on the site.
 PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -36,7 +36,7 @@ _SHOWN = "".join(
 
 
 def on_files(files, config):
-    """Add the pages that are made of files beside docs/."""
+    """Add the pages whose files are outside docs/."""
     for file, page in PAGES.items():
         path = ROOT / file
         text = path.read_text(encoding="utf-8")
@@ -46,10 +46,10 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files: Files):
-    """Turn links and pictures of the repository into those of the site."""
+    """Convert links and pictures of the repository to those of the site."""
     uri = page.file.src_uri
     if uri == "index.md":
-        page.meta["hide"] = ["navigation"]  # the first page is a section of its own
+        page.meta["hide"] = ["navigation"]  # the home page has no section
     markdown = _PICTURE.sub(_SHOWN, markdown)
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
     parts[::2] = [_LINK.sub(lambda link: _site_link(link, uri, files), part) for part in parts[::2]]
@@ -61,13 +61,14 @@ def _site_link(link, uri, files):
     path, hash_, anchor = target.partition("#")
     if re.match(r"[a-z]+:", target) or not path:
         return link[0]
-    inside = FILES.get(uri, f"docs/{uri}")  # where the page is in the repository
+    inside = FILES.get(uri, f"docs/{uri}")  # the page's path in the repository
     asked = posixpath.normpath(posixpath.join(posixpath.dirname(inside), path))
     found = PAGES.get(asked, asked.removeprefix("docs/"))
     if asked not in PAGES and (
         not asked.startswith("docs/") or not files.get_file_from_path(found)
     ):
-        return label if (ROOT / asked).exists() else link[0]  # what is nowhere stays, to be found
+        # A broken link stays, so the build reports it.
+        return label if (ROOT / asked).exists() else link[0]
     start = posixpath.dirname(uri) or "."
     shown = f"{mark}[{label}]({posixpath.relpath(found, start)}"
     stem, _, suffix = found.rpartition(".")
@@ -78,7 +79,7 @@ def _site_link(link, uri, files):
 
 
 def show_notebook(text):
-    """Show a notebook as Markdown: texts, code, and what the code printed."""
+    """Convert a notebook to Markdown: texts, code, and stored output."""
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
@@ -90,7 +91,5 @@ def show_notebook(text):
             if shown := "".join(output.get("text", "")).rstrip():
                 parts.append(f"```text\n{shown}\n```")
             if picture := output.get("data", {}).get("image/png"):
-                parts.append(
-                    f'<img alt="What the code draws" src="data:image/png;base64,{picture.strip()}">'
-                )
+                parts.append(f'<img alt="Plot" src="data:image/png;base64,{picture.strip()}">')
     return "\n\n".join(parts)

@@ -1,7 +1,7 @@
-"""The reference of the site, written from docstrings and `--help` whenever the site is built.
+"""Write the site's reference from docstrings and `--help` whenever the site is built.
 
-Nothing of it is stored, so it cannot be out of date. Docstrings are rendered by mkdocstrings, which
-reads the source without importing it.
+No part of it is stored, so it can't be out of date. mkdocstrings renders the docstrings; it reads
+the source without importing it.
 """
 
 import re
@@ -14,7 +14,7 @@ from nnnorm.cli import app, load_commands
 from nnnorm.cli.app import show_option
 from nnnorm.cli.options import GROUPS
 
-# Public names by what they are for; names that are in no line come last.
+# Public names by topic. Names that aren't listed go last.
 TOPICS = {
     "Correct": "Corrector Bank Bias Popularity NNN CSLS DN InvertedSoftmax DualSoftmax Sinkhorn",
     "Search": "search Ranking calibrate score_matrix open_embeddings Embeddings",
@@ -25,7 +25,7 @@ TOPICS = {
 
 
 def on_files(files, config):
-    """Add both pages of the reference."""
+    """Add both reference pages."""
     files.append(File.generated(config, "reference/commands.md", content=write_commands()))
     files.append(File.generated(config, "reference/python.md", content=write_names()))
     return files
@@ -34,7 +34,7 @@ def on_files(files, config):
 def write_names():
     """Write a page with every public name, for mkdocstrings to fill in."""
     left = [name for name in nnnorm.__all__ if not name.startswith("__")]
-    parts = ["# Python", "Everything here is at the top: `nnnorm.search`, `nnnorm.NNN` and so on."]
+    parts = ["# Python", "All of these names are in `nnnorm`: `nnnorm.search`, `nnnorm.NNN` …"]
     for topic, names in [*TOPICS.items(), ("Others", " ".join(left))]:
         parts.append(f"## {topic}")
         for name in [name for name in names.split() if name in left]:
@@ -47,21 +47,24 @@ def write_names():
 def write_commands():
     """Write a page with the help of every command."""
     load_commands()
-    parts = ["# Command line", "The same as `nnnorm COMMAND --help`, on one page."]
+    parts = [
+        "# Command line",
+        "This page has the text of `nnnorm COMMAND --help`, common ones first.",
+    ]
     for name, command in walk(get_command(app), "nnnorm"):
         parts += [f"## {name}", command.help or ""]
         if hasattr(command, "commands"):
             continue
         for parameter in (one for group in GROUPS for one in command.options_of(group)):
             names, meaning = show_option(parameter)
-            meaning = meaning.replace("[", r"\[")  # a default, and no link
+            meaning = meaning.replace("[", r"\[")  # a default value, not a link
             parts.append(f"`{names}`\n:   {meaning}")
         parts.append(f"```sh\n{fold(command.epilog.removeprefix('Example: '))}\n```")
     return "\n\n".join(parts)
 
 
 def fold(line, width=90):
-    """Break a long command before its options, as one would type it."""
+    """Break a long command before its options."""
     lines = [""]
     for part in re.split(r" (?=--?\w)", line):
         if len(lines[-1]) + len(part) > width:
@@ -71,7 +74,7 @@ def fold(line, width=90):
 
 
 def walk(command, name):
-    """Yield a command and all below it, the common ones first, with their full names."""
+    """Yield a command and its subcommands with their full names, common ones first."""
     yield name, command
     if hasattr(command, "commands"):
         for below in command.list_commands(None):

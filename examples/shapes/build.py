@@ -61,28 +61,24 @@ def main() -> None:
         epochs=options.epochs,
         seed=seed,
     )
-    # What is stored is what is used: the tower is rounded once, then everything is encoded by it.
+    # The tower is stored rounded, and that one encodes the captions when they are loaded.
     text.half().float()
     say("trained", began)
 
     n_bank = min(options.bank, n_train)
-    seen = model.encode_pictures(image, pictures[: 2 * n_test + n_bank])
-    said = model.encode_captions(text, rows[: 10 * n_test + 5 * n_bank])
+    seen = model.encode_pictures(image, pictures[: 2 * n_test + n_bank]).astype(np.float16)
     other_scenes = make_scenes(options.other, seed=seed + 1, counts=(2, 3), **OTHER)
     searches = _five_each(other_scenes, write_searches, seed + 1)
     n = n_test
+    report(
+        seen[:n],
+        model.encode_captions(text, rows[: 5 * n]),
+        model.encode_captions(text, rows[10 * n : 10 * n + 5 * n_bank]),
+    )
     arrays = {
         "gallery": seen[:n],
-        "queries": said[: 5 * n],
         "validation_gallery": seen[n : 2 * n],
-        "validation_queries": said[5 * n : 10 * n],
         "gallery_references": seen[2 * n :],
-        "references": said[10 * n :],
-        "other_references": model.encode_captions(text, model.index_features(searches, features)),
-    }
-    arrays = {name: array.astype(np.float16) for name, array in arrays.items()}
-    report(arrays)
-    arrays |= {
         "scenes": scenes[:n],
         "validation_scenes": scenes[n : 2 * n],
         "reference_scenes": scenes[2 * n : 2 * n + n_bank],
@@ -100,11 +96,10 @@ def main() -> None:
     say(f"{options.output} written, {size:.1f} MB", began)
 
 
-def report(arrays: dict[str, np.ndarray]) -> None:
+def report(gallery: np.ndarray, queries: np.ndarray, references: np.ndarray) -> None:
     """Print R@K and the statistics of N_1, without a correction and with the untuned NNN."""
-    gallery, queries = arrays["gallery"], arrays["queries"]
     truth = np.arange(len(queries)) // 5
-    bias = nnnorm.NNN().fit(gallery, arrays["references"])
+    bias = nnnorm.NNN().fit(gallery, references)
     print(f"{'':12} {'R@1':>6} {'R@5':>6} {'R@10':>6} {'kurtosis':>9} {'most':>5} {'never':>6}")
     for label, correction in (("uncorrected", None), ("NNN, untuned", bias)):
         found = evaluate(queries, gallery, correction, truth=truth)

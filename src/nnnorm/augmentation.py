@@ -6,16 +6,16 @@ same. `Augmentation` is this arithmetic; `Corrector`, the indexes and the functi
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bias import Bias, check_correction, check_weight
+from nnnorm.bias import Bias, check_correction
 from nnnorm.embeddings import Embeddings, FloatArray, Source, open_embeddings
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, check_number, check_type
 
 Target = Literal["ip", "cosine", "l2"]
 # Relative rounding error of a squared norm that is not a longer item.
@@ -36,8 +36,7 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.target not in get_args(Target):
             raise NNNormError(f"target must be 'ip', 'cosine' or 'l2'; got {self.target!r}")
-        if check_weight(self.scale, "scale") <= 0:
-            raise NNNormError(f"scale must be positive; got {self.scale}")
+        check_number("scale", self.scale, low=1e-6)
 
     @property
     def n_extra(self) -> int:
@@ -124,18 +123,18 @@ def fit_augmentation(
 
 def bound_augmentation(
     bias: Bias,
+    weight: float,
     banks: Iterable[Embeddings],
     longest: float,
     center: FloatArray | None,
-    *,
-    within: float = 1.0,
-    offsets: Collection[float] = (0.0,),
 ) -> Augmentation:
     """Choose shift, scale and radius with room for every item whose norm is at most `longest`.
 
-    The values are means of scores with the rows of `banks`, of items less `center` if it is given,
-    times `within`, plus one of the offsets of groups.
+    The values are means of scores with the rows of `banks`, of items less `center` if it is given;
+    with groups they are multiplied by `weight`, and each group has an offset.
     """
+    offsets = bias.params.get("groups", {"": 0.0}).values()
+    within = weight if "groups" in bias.params else 1.0
     shift = float(bias.values.mean(dtype=np.float64))
     highest, lowest, largest = shift, shift, 0.0
     for bank in banks:
@@ -245,19 +244,14 @@ def augment_queries(
             f"{asked.name} and the gallery of the bias must share dim; got {asked.dim} and "
             f"{bias.dim}. Were they encoded by different models?"
         )
-    used = bias.weight if weight is None else check_weight(weight)
-    check_correction(used, bias.values)
+    used = check_correction(bias.weight if weight is None else weight, bias.values)
     augmentation = Augmentation(target, scale=scale)
     return augmentation.extend_queries(asked.rows(0, len(asked)), used)
 
 
 def check_storable(bias: Bias) -> None:
     """Raise unless this is a bias that an index can hold: one that does not decide per query."""
-    if not isinstance(bias, Bias):
-        raise NNNormError(
-            "bias must be a Bias, from a method's fit or Bias.load(path); got "
-            f"{type(bias).__name__}"
-        )
+    check_type("bias", bias, Bias, "from a method's fit or Bias.load(path)")
     if bias.gates:
         raise NNNormError(
             f"a gated bias ({bias.method}) decides per query and can't be stored in an index; "

@@ -8,7 +8,6 @@ A correction takes hubs off; what people do want often should stay: ``bias + Pop
 adds ``weight·log(1 + clicks)`` to the corrected score, still as one number per item.
 """
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings, FloatArray
-from nnnorm.errors import NNNormError, first_line
+from nnnorm.errors import NNNormError, check_number, check_type, first_line
 from nnnorm.files import damaged, load_record, save_record
 from nnnorm.version import __version__
 
@@ -37,9 +36,8 @@ class Gate:
     active: npt.NDArray[np.bool_]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _frozen(self.values, np.float32))
-        object.__setattr__(self, "active", _frozen(self.active, np.bool_))
-        _check_finite("gate values", self.values)
+        values = _freeze("gate values", self.values)
+        self.__dict__.update(values=values, active=_freeze("gate", self.active, np.bool_))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,24 +73,13 @@ class Popularity:
     weight: float = 0.02
 
     def __post_init__(self) -> None:
-        try:
-            clicks = np.array(self.clicks, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise NNNormError(
-                f"clicks must be numbers, one per item ({first_line(error)})"
-            ) from error
-        if clicks.ndim != 1 or len(clicks) == 0:
-            raise NNNormError(f"clicks must have one number per item; got shape {clicks.shape}")
-        if len(bad := np.flatnonzero(~(np.isfinite(clicks) & (clicks >= 0)))):
+        clicks = _freeze("clicks", self.clicks, np.float64)
+        if len(bad := np.flatnonzero(clicks < 0)):
             raise NNNormError(
                 f"clicks must be counts of at least 0; item {bad[0]} has {clicks[bad[0]]:g}"
             )
-        weight = check_number("the weight of a Popularity", self.weight)
-        if not 0 <= weight <= 1e6:
-            raise NNNormError(f"the weight of a Popularity must be between 0 and 1e6; got {weight}")
-        clicks.flags.writeable = False
-        object.__setattr__(self, "clicks", clicks)
-        object.__setattr__(self, "weight", weight)
+        weight = check_number("the weight of a Popularity", self.weight, low=0)
+        self.__dict__.update(clicks=clicks, weight=weight)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -157,35 +144,21 @@ class Bias:
     reference_norms: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        try:
-            values = _frozen(self.values, np.float32)
-        except (TypeError, ValueError) as error:
-            raise NNNormError(
-                f"bias values must be numbers, shape (n_gallery,) ({first_line(error)})"
-            ) from error
-        if values.ndim != 1 or len(values) == 0:
-            raise NNNormError(
-                f"bias values must have one number per item, shape (n_gallery,); got {values.shape}"
-            )
-        _check_finite("bias values", values)
+        values = _freeze("bias values", self.values)
         for gate in self.gates:
             if gate.values.shape != values.shape or gate.active.shape != values.shape:
                 raise NNNormError(
                     f"a gate must have one entry per item, {values.shape}; got "
                     f"{gate.values.shape} and {gate.active.shape}"
                 )
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        checked = {
-            "values": values,
-            "weight": check_weight(self.weight),
-            "params": MappingProxyType(dict(self.params)),
-            "fingerprints": MappingProxyType(dict(self.fingerprints)),
-            "version": self.version or __version__,
-            "created": self.created or now,
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-        check_correction(self.weight, values)
+        self.__dict__.update(
+            values=values,
+            weight=check_correction(self.weight, values),
+            params=MappingProxyType(dict(self.params)),
+            fingerprints=MappingProxyType(dict(self.fingerprints)),
+            version=self.version or __version__,
+            created=self.created or datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
     def __len__(self) -> int:
         return len(self.values)
@@ -211,11 +184,8 @@ class Bias:
 
     def __add__(self, other: Popularity) -> "Bias":
         """Add a popularity, so that hubs go and what is often right stays."""
-        if not isinstance(other, Popularity):
-            raise NNNormError(
-                "only a Popularity can be added to a bias (values of different banks do not add "
-                f"up); got {type(other).__name__}"
-            )
+        how = "since values of different banks do not add up"
+        check_type("what is added to a bias", other, Popularity, how)
         if len(other) != len(self):
             raise NNNormError(
                 f"clicks must have one number per item of the bias, {len(self)}; got {len(other)}"
@@ -236,10 +206,7 @@ class Bias:
         added = values - (other.weight / weight) * other.values
         parts = {"popularity_weight": other.weight, "n_clicks": other.n_clicks}
         return replace(
-            self,
-            values=added.astype(np.float32),
-            weight=weight,
-            params={**self.params, **parts},
+            self, values=added.astype(np.float32), weight=weight, params={**self.params, **parts}
         )
 
     __radd__ = __add__
@@ -351,39 +318,32 @@ class Bias:
         return cls(values=arrays["values"], gates=gates, **kept)
 
 
-def check_number(name: str, value: float) -> float:
-    """Return `value` as a float, or raise, with its name, unless it is a number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-        raise NNNormError(f"{name} must be a number; got {value!r}")
-    return float(value)
-
-
-def check_weight(weight: float, name: str = "weight") -> float:
-    """Return `weight` as a float, or raise, with its name, unless it is a finite number."""
-    if not math.isfinite(check_number(name, weight)):
-        raise NNNormError(f"{name} must be finite; got {weight}")
-    if abs(weight) > 1e6:
-        raise NNNormError(f"{name} must be between -1e6 and 1e6; got {weight:g}")
-    return float(weight)
-
-
-def check_correction(weight: float, values: npt.ArrayLike) -> None:
-    """Raise unless ``weight · values`` stays far enough within float32 to be subtracted."""
-    largest = abs(weight) * float(np.abs(np.asarray(values, dtype=np.float64)).max(initial=0))
+def check_correction(weight: float, values: npt.ArrayLike, name: str = "weight") -> float:
+    """Return a weight that is a number, and keeps ``weight · values`` far within float32."""
+    used = check_number(name, weight)
+    largest = abs(used) * float(np.abs(np.asarray(values, dtype=np.float64)).max(initial=0))
     if largest > _LARGEST_CORRECTION:
         raise NNNormError(
             f"weight times bias reaches {largest:.3g}, beyond float32; use a smaller weight, or "
             "fit the bias on embeddings of usual size"
         )
+    return used
 
 
-def _check_finite(what: str, values: FloatArray) -> None:
+def _freeze(what: str, given: npt.ArrayLike, dtype: Any = np.float32) -> npt.NDArray[Any]:
+    """Return a read-only copy of one finite number per item, or raise."""
+    try:
+        values = np.array(given, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        raise NNNormError(
+            f"{what} must be numbers, shape (n_gallery,) ({first_line(error)})"
+        ) from error
+    if values.ndim != 1 or len(values) == 0:
+        raise NNNormError(
+            f"{what} must have one number per item, shape (n_gallery,); got {values.shape}"
+        )
     if not np.isfinite(values).all():
-        row = np.argwhere(~np.isfinite(values))[0][0]
+        row = np.flatnonzero(~np.isfinite(values))[0]
         raise NNNormError(f"{what} must be finite; item {row} has {values[row]}")
-
-
-def _frozen(array: npt.ArrayLike, dtype: Any) -> npt.NDArray[Any]:
-    copy = np.array(array, dtype=dtype)
-    copy.setflags(write=False)
-    return copy
+    values.setflags(write=False)
+    return values

@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bias import check_number
-from nnnorm.errors import NNNormError, warn
+from nnnorm.errors import NNNormError, check_number, warn
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -87,15 +86,14 @@ class Calibration:
         """Return the `min_confidence` from which on the first hit is right with `probability`."""
         curve = self._known_curve()
         if not 0 < check_number("probability", probability) < 1:
-            raise NNNormError(f"probability must be between 0 and 1; got {probability!r:.60}")
+            raise NNNormError(f"probability must be between 0 and 1; got {probability!r}")
         if curve.slope <= 0:
             raise NNNormError("confidence doesn't rise with being right here, so no bound helps")
         return (math.log(probability / (1 - probability)) - curve.intercept) / curve.slope
 
     def quantile(self, share: float) -> float:
         """Return the `min_confidence` that this share of the queries had less than."""
-        if not 0 <= check_number("share", share) <= 1:
-            raise NNNormError(f"share must be from 0 to 1, such as 0.05; got {share!r:.60}")
+        check_number("share", share, 0, 1)
         return float(np.interp(share, _STEPS, self.quantiles))
 
     def share_below(self, confidence: npt.ArrayLike) -> Any:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from nnnorm.augmentation import Augmentation, Target, bound_augmentation
 from nnnorm.bank import Bank
-from nnnorm.bias import Bias, Popularity, check_correction, check_weight
+from nnnorm.bias import Bias, Popularity, check_correction
 from nnnorm.calibration import Calibration
 from nnnorm.dedup import Duplicates, References, drop_copies
 from nnnorm.embeddings import (
@@ -37,7 +37,7 @@ from nnnorm.embeddings import (
     open_embeddings,
     open_valid,
 )
-from nnnorm.errors import NNNormError, quiet, warn
+from nnnorm.errors import NNNormError, check_number, check_type, quiet, warn
 from nnnorm.files import Progress, damaged, load_record, save_record
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z
 from nnnorm.methods import (
@@ -46,17 +46,11 @@ from nnnorm.methods import (
     Statistics,
     describe_setting,
     make_method,
+    open_groups,
     open_references,
     warn_of_mismatch,
 )
-from nnnorm.methods.groups import (
-    Labels,
-    add_offsets,
-    name_groups,
-    offsets_of,
-    open_groups,
-    open_labels,
-)
+from nnnorm.methods.groups import Labels, name_groups, offsets_of, open_labels
 from nnnorm.ranking import measure_confidence, search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.solvers import Solver
@@ -78,8 +72,6 @@ _UNIT = 5e-3
 _HEADROOM = 1.25
 # A row that float16 changes by more than this share of its norm is beyond its range.
 _HALF_ERROR = 2e-3
-# Parameters of a bias that say what was made of the references, and so hold for later items too.
-_OF_THE_BANK = ("n_unique", "references_sampled", "past_queries", "mismatch_z", "between")
 _MAKER = "nnnorm fit --save-corrector"
 
 
@@ -163,7 +155,8 @@ class Corrector:
         self.sample.flags.writeable = False
         if self.center is not None:
             self.center.flags.writeable = False
-        object.__setattr__(self, "bias", self._sign(self.bias))
+        prints = {**self.bias.fingerprints, "corrector": self.fingerprint}
+        object.__setattr__(self, "bias", replace(self.bias, fingerprints=prints))
 
     def __repr__(self) -> str:
         rows = "normalized" if self.normalize else "unit" if self.unit else "raw"
@@ -274,8 +267,7 @@ class Corrector:
         unit = all(_has_unit_norms(rows) for rows in (items, *banks))
         norms = items.norm_range
         some = np.linspace(0, len(items) - 1, min(len(items), _N_SAMPLE)).astype(np.int64)
-        longest, offsets = _longest_norm(norms, unit), bias.params.get("groups")
-        within = {} if not offsets else {"within": resolved.weight, "offsets": offsets.values()}
+        longest = _longest_norm(norms, unit)
         return cls(
             method=resolved,
             asked=method,
@@ -283,7 +275,7 @@ class Corrector:
             bias=bias,
             normalize=items.normalized,
             unit=unit,
-            augmentation=bound_augmentation(bias, banks, longest, center, **within),
+            augmentation=bound_augmentation(bias, resolved.weight, banks, longest, center),
             item_norms=norms,
             duplicates=duplicates,
             sample=_round_to_half(items.take(some)),
@@ -301,10 +293,7 @@ class Corrector:
         recent: Source | None = None,
         gallery_references: Source | None = None,
         duplicates: Duplicates | None = None,
-        allow_gallery_rows: bool = False,
-        solver: Solver = "auto",
-        memory_budget: int = DEFAULT_MEMORY_BUDGET,
-        progress: Progress | None = None,
+        **options: Any,
     ) -> "Corrector":
         """Fit the same method with a newer bank, and measure how far the values moved.
 
@@ -319,9 +308,10 @@ class Corrector:
             The items as they are now.
         groups : array, shape (n_gallery,), optional
             The labels of the items, for a corrector that was fitted with groups.
-        recent, gallery_references, duplicates, allow_gallery_rows, solver, memory_budget : optional
-        progress : callable, optional
+        recent, gallery_references, duplicates : optional
             As in `fit`; the second bank and `duplicates` stay as they are if none is given.
+        **options
+            `allow_gallery_rows`, `solver`, `quality`, `memory_budget` and `progress` of `fit`.
 
         Returns
         -------
@@ -362,11 +352,8 @@ class Corrector:
             ),
             # A bank has no copies to keep.
             duplicates=duplicates or ("drop" if past.counts is not None else self.duplicates),
-            allow_gallery_rows=allow_gallery_rows,
-            solver=solver,
             normalize=normalize,
-            memory_budget=memory_budget,
-            progress=progress,
+            **options,
         )
         asked = new.bank if recent is None else new.open(recent, "recent")
         return replace(new, refit_report=_report(old, new.bias, items, asked))
@@ -461,21 +448,14 @@ class Corrector:
         True
         """
         opened = self.open(items, "items")
-        labels = self.open_groups(groups, len(opened))
-        statistics = Statistics(
-            opened,
-            self.bank,
-            self.bank_of_items,
-            center=self.center,
-            solver="exact",  # the value of an item must not depend on the others
-            memory_budget=memory_budget,
-            progress=progress,
-        )
-        bias = self._sign(self.method.make_bias(statistics))
-        if labels is not None and self.groups is not None:
-            return add_offsets(bias, self.groups, labels)
-        self._warn_of_other_values(bias.values, opened)
-        return bias
+        values = self._values(opened, groups, memory_budget=memory_budget, progress=progress)
+        params = dict(self.bias.params)
+        if "solver" in params:
+            params["solver"] = "exact"
+            params.pop("quality", None)
+            params.pop("error", None)
+        prints = {**self.bias.fingerprints, "gallery": opened.fingerprint}
+        return replace(self.bias, values=values, params=params, fingerprints=prints, created="")
 
     def transform_items(
         self,
@@ -511,15 +491,7 @@ class Corrector:
         True
         """
         opened = self.open(items, "items")
-        labels = self.open_groups(groups, len(opened))
-        statistics = Statistics(
-            opened, self.bank, self.bank_of_items, center=self.center, solver="exact"
-        )
-        values = np.asarray(self.method.values(statistics), dtype=np.float32)
-        if labels is not None and self.groups is not None:
-            values = np.float32(self.method.weight) * values + offsets_of(labels, self.groups)
-        else:
-            self._warn_of_other_values(values, opened)
+        values = self._values(opened, groups)
         if popularity is not None:
             values = self._add_clicks(values, popularity, opened)
         stored = np.empty((len(opened), opened.dim + 2), dtype=np.float32)
@@ -550,8 +522,7 @@ class Corrector:
         [[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -0.5, 0.0]]
         """
         opened = self.open(queries, "queries")
-        used = self.weight if weight is None else check_weight(weight)
-        check_correction(used, self.bias.values)
+        used = check_correction(self.weight if weight is None else weight, self.bias.values)
         warn_of_scale(self.bias, opened, used)
         return self.augmentation.extend_queries(opened.rows(0, len(opened)), used)
 
@@ -630,15 +601,8 @@ class Corrector:
         (40, 10)
         """
         self._check_weighted()
-        if not isinstance(popularity, Popularity):
-            raise NNNormError(
-                "popularity must be a Popularity, such as Popularity(clicks, weight=0.02); got "
-                f"{type(popularity).__name__}"
-            )
-        if not isinstance(growth, (int, float)) or not 1 <= growth < math.inf:
-            raise NNNormError(
-                f"growth must be a finite number of at least 1, such as 1000; got {growth!r}"
-            )
+        check_type("popularity", popularity, Popularity, "such as Popularity(clicks, weight=0.02)")
+        check_number("growth", growth, 1, 1e12)
         most = math.log1p(growth * float(np.max(popularity.clicks)))
         wider = self.augmentation.widened(self.longest, popularity.weight / self.weight * most)
         return replace(self, augmentation=wider, refit_report=None)
@@ -666,11 +630,8 @@ class Corrector:
         >>> corrector.with_calibration(calibrate(found.confidence)).calibration.n_queries
         99
         """
-        if not isinstance(calibration, Calibration):
-            raise NNNormError(
-                "calibration must be a Calibration, from calibrate(confidence, is_right); got "
-                f"{type(calibration).__name__}"
-            )
+        how = "from calibrate(confidence, is_right)"
+        check_type("calibration", calibration, Calibration, how)
         return replace(self, calibration=calibration)
 
     def open(self, source: Source, name: str) -> Embeddings:
@@ -729,18 +690,17 @@ class Corrector:
         check_same_dim(found.embeddings, self.bank)
         return found
 
-    def _sign(self, bias: Bias) -> Bias:
-        """Name this corrector in a bias, and say what was made of the references."""
-        kept = {key: self.bias.params[key] for key in _OF_THE_BANK if key in self.bias.params}
-        return replace(
-            bias,
-            n_references=self.bias.n_references,
-            params={**bias.params, **kept},
-            fingerprints={**bias.fingerprints, "corrector": self.fingerprint},
-        )
-
-    def _warn_of_other_values(self, values: FloatArray, items: Embeddings) -> None:
-        """Warn if the values are unlike those of the gallery, as those of another model are."""
+    def _values(
+        self, items: Embeddings, groups: npt.ArrayLike | None, **options: Any
+    ) -> FloatArray:
+        """Values of items with the offsets of their groups; warn if they are unlike all others."""
+        labels = self.open_groups(groups, len(items))
+        # The value of an item must not depend on the others, so the solver is exact.
+        banks, center = (self.bank, self.bank_of_items), self.center
+        statistics = Statistics(items, *banks, center=center, solver="exact", **options)
+        values = np.asarray(self.method.values(statistics), dtype=np.float32)
+        if labels is not None and self.groups is not None:
+            return np.float32(self.method.weight) * values + offsets_of(labels, self.groups)
         known = self.bias.values
         spread = float(known.std(dtype=np.float64))
         away = abs(float(np.median(values)) - float(np.median(known)))
@@ -749,6 +709,7 @@ class Corrector:
                 f"the bias of {items.name} is {away / spread:.0f} standard deviations from that of "
                 "the gallery of the corrector; were they encoded by another model?"
             )
+        return values
 
     def _check_weighted(self) -> None:
         if self.weight == 0:
@@ -865,18 +826,14 @@ def open_corrector(given: Correction) -> Corrector:
     """Return a corrector, loaded if its path is given."""
     if isinstance(given, (str, os.PathLike)):
         return Corrector.load(given)
-    if not isinstance(given, Corrector):
-        raise NNNormError(
-            "corrector must be a Corrector, or the path of its file; got "
-            f"{type(given).__name__}. Corrector.fit(gallery, references) makes one"
-        )
+    how = "from Corrector.fit(gallery, references), or the path of its file"
+    check_type("corrector", given, Corrector, how)
     return given
 
 
 def check_method(method: Method) -> None:
     """Raise unless the method gives each item a value of its own, as a corrector needs."""
-    if not isinstance(method, Method):
-        raise NNNormError(f"method must be a method such as NNN(); got {type(method).__name__}")
+    check_type("method", method, Method, "such as NNN()")
     if method.gated_by:
         raise NNNormError(
             f"method {method.name} decides per query, by which items are the best of the whole "

@@ -12,6 +12,7 @@ import unicodedata
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral, Real
 from typing import Any
 from urllib.parse import unquote
 
@@ -48,6 +49,29 @@ def warn(message: str) -> None:
     while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, NNNormWarning, stacklevel=level)
+
+
+def check_number(name: str, value: Any, low: float = -1e6, high: float = 1e6) -> float:
+    """Return `value` as a float, or raise, with its name, unless it is a number within bounds."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
+        raise NNNormError(f"{name} must be a number from {low:g} to {high:g}; got {value!r:.60}")
+    return float(value)
+
+
+def check_count(name: str, value: Any, most: int | None = None, what: str = "") -> int:
+    """Return `value` as an int, or raise, with its name, unless it is whole and within bounds."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or value < 1 or (most is not None and value > most):
+        bounds = "of at least 1" if most is None else f"from 1 to {f'the {most} {what}'.strip()}"
+        raise NNNormError(f"{name} must be a whole number {bounds}; got {value!r:.60}")
+    return int(value)
+
+
+def check_type(name: str, value: object, kind: type, how: str) -> None:
+    """Raise, with its name and how to make one, unless `value` is of a class of ours."""
+    if not isinstance(value, kind):
+        got = type(value).__name__
+        raise NNNormError(f"{name} must be a {kind.__name__}, {how}; got {got}")
 
 
 def first_line(error: BaseException) -> str:

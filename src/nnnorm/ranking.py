@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.arrays import read_npz
-from nnnorm.bias import Bias, check_correction, check_weight
+from nnnorm.bias import Bias, check_correction
 from nnnorm.documents import Documents
 from nnnorm.embeddings import (
     Embeddings,
@@ -25,7 +25,7 @@ from nnnorm.embeddings import (
     check_same_norms,
     open_embeddings,
 )
-from nnnorm.errors import NNNormError, warn
+from nnnorm.errors import NNNormError, check_count, check_number, check_type, warn
 from nnnorm.files import Progress, unreadable, write_whole
 from nnnorm.methods import published_product
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, TopK, fill_rows, top_k
@@ -215,15 +215,10 @@ def search(
     warn_of_scale(used, asked, weight)
     names = items.ids if ids is None else check_ids(ids, len(items), name=items.name)
     documents = None if parents is None else Documents.open(parents, len(items), items.name)
-    n_items, what = len(items), "items"
-    if documents is not None:
-        n_items, what = len(documents), "documents"
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n_items:
-        raise NNNormError(
-            f"k must be a whole number from 1 to the {n_items} {what} of {items.name}; got {k}"
-        )
+    what, n_items = ("items", len(items)) if documents is None else ("documents", len(documents))
+    k = check_count("k", k, n_items, f"{what} of {items.name}")
     least = check_min_confidence(min_confidence)
-    n_fetched = max(int(k), min(N_COMPARED, n_items))
+    n_fetched = max(k, min(N_COMPARED, n_items))
     if documents is not None or (used is not None and used.gates):
         # A gate looks at a query's raw best item, and a document has many items, so whole rows are
         # made, a few at a time.
@@ -262,15 +257,7 @@ def measure_confidence(scores: FloatArray) -> FloatArray:
 
 def check_min_confidence(given: float | None) -> float:
     """Return a bound of the confidence, −inf if none is given; raise for anything but a number."""
-    if given is None:
-        return -math.inf
-    is_number = isinstance(given, (int, float, np.number)) and not isinstance(given, bool)
-    if not is_number or not math.isfinite(given):
-        raise NNNormError(
-            f"min_confidence must be a finite number, such as 0.05; got {given!r:.60}. "
-            "Calibration.threshold(probability) gives one"
-        )
-    return float(given)
+    return -math.inf if given is None else check_number("min_confidence", given, -1e30, 1e30)
 
 
 def drop_hits(is_dropped: npt.NDArray[np.bool_], *parts: npt.NDArray[Any] | None) -> None:
@@ -397,11 +384,7 @@ def _open(
         if weight is not None:
             raise NNNormError("weight needs a bias; pass one, or leave out weight")
         return asked, items, 0.0
-    if not isinstance(bias, Bias):
-        raise NNNormError(
-            "bias must be a Bias, from a method's fit, corrector.bias or Bias.load(path); got "
-            f"{type(bias).__name__}"
-        )
+    check_type("bias", bias, Bias, "from a method's fit, corrector.bias or Bias.load(path)")
     if bias.fingerprints and not bias.fits(items) and bias.fits(asked):
         raise NNNormError(
             "queries and gallery look swapped: the bias was fitted on what was given as queries; "
@@ -415,9 +398,7 @@ def _open(
             "the published DualDIS is a product of factors and takes no weight; leave it out, "
             "or fit with gate='safe'"
         )
-    used = check_weight(weight)
-    check_correction(used, bias.values)
-    return asked, items, used
+    return asked, items, check_correction(weight, bias.values)
 
 
 class Reranked(NamedTuple):
@@ -475,7 +456,7 @@ def rerank(
             f"ids, scores and bias must share a shape (n_queries, at least k = {k}); got "
             f"{named.shape}, {raw.shape} and {values.shape}"
         )
-    used = check_weight(weight)
+    used = check_number("weight", weight)
     corrected = raw - used * values
     order = np.argsort(-corrected, axis=1, kind="stable")
     best = np.take_along_axis(corrected, order, axis=1)

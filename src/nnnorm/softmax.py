@@ -1,4 +1,13 @@
-"""Log-mean-exps of scores, ``log( mean_j exp(β·s_ij) )`` for many β, from one pass over them."""
+"""Scores in log space, streamed: log-mean-exps and Sinkhorn's balancing.
+
+A log-mean-exp is ``log( mean_j exp(β·s_ij) )``; one pass over the scores does many β.
+
+Sinkhorn balances the gallery against the references. The plan is ``P_ij = u_i·exp(s_ij/τ)·v_j``
+with uniform marginals: every item gets the same share of the references, and every reference gives
+the same share. One pass over all scores does a whole iteration, for several τ at once: a strip of
+rows gives its u and adds its plan to the sums of the columns, from which the next v follows. The
+cost ``1 − s`` differs from ``−s`` by a constant, which u absorbs.
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -7,10 +16,21 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import FloatArray
+from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, KeepBestValues, Scores, reduce_rows
+from nnnorm.scoring import (
+    DEFAULT_MEMORY_BUDGET,
+    Done,
+    KeepBestValues,
+    Products,
+    Scores,
+    fill_rows,
+    in_threads,
+    reduce_rows,
+)
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
+Doubles: TypeAlias = npt.NDArray[np.float64]
 # exp of less is negligible next to the maximum's 1, and would be subnormal, which is slow.
 LEAST_EXPONENT = np.float32(-80)
 # Passes over pieces of this many scores (1 MB) stay in the cache and are long enough for threads
@@ -26,7 +46,7 @@ def scan(
     betas: Sequence[float] = (),
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
-) -> Iterator[tuple[int, int, tuple[FloatArray, npt.NDArray[np.float64]]]]:
+) -> Iterator[tuple[int, int, tuple[FloatArray, Doubles]]]:
     """Yield ``(start, stop, (best, logs))`` of strips of rows, from one product.
 
     ``best`` has the k best values of each row, best first, and ``logs`` a row per β.
@@ -44,7 +64,7 @@ def scan(
     )
 
 
-def log_mean_exp(scores: Scores, betas: Sequence[float], **options: Any) -> npt.NDArray[np.float64]:
+def log_mean_exp(scores: Scores, betas: Sequence[float], **options: Any) -> Doubles:
     """Compute ``log( mean_j exp(β·s_ij) )`` for every row and β, shape ``(n_betas, n_rows)``."""
     out = np.empty((len(betas), scores.shape[0]))
     for start, stop, (_, logs) in scan(scores, k=0, betas=betas, **options):
@@ -107,15 +127,13 @@ class KeepLogMeanExp:
             sums = _row_dots(scaled, np.ones_like(scaled[:1])).astype(np.float64)
             self._excess[number, rows] += sums - scores.shape[1]
 
-    def finish(self) -> npt.NDArray[np.float64]:
+    def finish(self) -> Doubles:
         """Return the result of the strip."""
         peaks = np.outer(self._betas, self._peak.astype(np.float64))
         return np.asarray(peaks + np.log1p(self._excess / self._seen))
 
 
-def _sum_exp_excess(
-    scores: FloatArray, middle: FloatArray, half: float, betas: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def _sum_exp_excess(scores: FloatArray, middle: FloatArray, half: float, betas: Doubles) -> Doubles:
     """Per β and row the sum of ``exp(β(s − middle)) − 1``, by power sums; `half` bounds the lag."""
     scales = betas * half
     lag = scores - middle[:, None]
@@ -162,7 +180,116 @@ class KeepBestAndLogs:
         if self._logs is not None:
             self._logs.update(block, first_column, rows)
 
-    def finish(self) -> tuple[FloatArray, npt.NDArray[np.float64]]:
+    def finish(self) -> tuple[FloatArray, Doubles]:
         """Return the result of the strip."""
         best = self._values.finish() if self._values else np.empty((self._n_rows, 0), np.float32)
         return best, self._logs.finish() if self._logs else np.empty((0, self._n_rows))
+
+
+# --- entropic transport --------------------------------------------------------------------------
+
+
+def transport_biases(
+    scores: Scores,
+    taus: Sequence[float],
+    iterations: int,
+    *,
+    n_wanted: int | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> Doubles:
+    """``−τ·log u`` of every row, up to a constant that puts it on the scale of a score."""
+    n_rows, n_columns = scores.shape
+    n_wanted = n_rows if n_wanted is None else n_wanted
+    scales = [1 / tau for tau in taus]
+    strips = _Strips(scores, memory_budget)
+    done = Done(progress, (iterations - 1) * n_rows + n_wanted)
+    log_v = -log_mean_exp(scores.transposed(), scales, memory_budget=memory_budget)
+    for _ in range(iterations - 1):
+        column_sums = np.zeros((len(taus), n_columns))
+        for start, stop, strip in strips.read(n_rows):
+            for scale, shift, sums in zip(scales, log_v, column_sums, strict=True):
+                _balance_rows(strip, scale, shift.astype(np.float32), sums)
+            done.add(stop - start)
+        log_v -= np.log(column_sums * (n_columns / n_rows))
+    # The last u of the rows that are wanted; other rows, and the next v, are not needed.
+    row_logs = np.empty((len(taus), n_wanted))
+    for start, stop, strip in strips.read(n_wanted):
+        for scale, shift, logs in zip(scales, log_v, row_logs, strict=True):
+            logs[start:stop] = _balance_rows(strip, scale, shift.astype(np.float32), None)
+        done.add(stop - start)
+    # Weighted so that the references' weights add up to one, −τ·log u is on a score's scale.
+    peaks = log_v.max(axis=1)
+    log_totals = peaks + np.log(np.exp(log_v - peaks[:, None]).sum(axis=1))
+    return np.asarray((row_logs - log_totals[:, None]) * np.array(taus)[:, None])
+
+
+class _Strips:
+    """Whole rows of scores, strip by strip; as many as fit are multiplied only once."""
+
+    def __init__(self, scores: Scores, memory_budget: int) -> None:
+        self.scores, self._memory_budget = scores, memory_budget
+        n_rows, n_columns = scores.shape
+        # A strip of scores, and what exp and numpy's sums need in passing.
+        bytes_per_row = 12 * n_columns + scores.row_bytes
+        fits = memory_budget * 3 // 4 // bytes_per_row
+        if fits == 0:
+            raise NNNormError(
+                f"a memory_budget of {memory_budget} bytes holds no row of {n_columns} scores; "
+                "Sinkhorn needs at least that, give more"
+            )
+        self._size = min(n_rows, fits, max(64, 2**23 // n_columns))
+        self._buffer = np.empty((self._size, n_columns), dtype=np.float32)
+        self._held: list[FloatArray] = []
+        self._spare = 0
+        if isinstance(scores, Products):  # ready scores are read as fast from where they are
+            self._spare = memory_budget * 3 // 4 - self._size * bytes_per_row
+
+    def read(self, stop: int) -> Iterator[tuple[int, int, FloatArray]]:
+        """The rows up to `stop`, as ``(first, last, scores)``; the scores must not be changed."""
+        for number, first in enumerate(range(0, stop, self._size)):
+            last = min(first + self._size, self.scores.shape[0])
+            if number >= len(self._held):
+                strip = self._buffer[: last - first]
+                if number == len(self._held) and strip.nbytes <= self._spare:
+                    self._spare -= strip.nbytes
+                    strip = np.empty_like(strip)
+                    self._held.append(strip)
+                fill_rows(self.scores, first, strip, self._memory_budget)
+            else:
+                strip = self._held[number]
+            wanted = min(last, stop)
+            yield first, wanted, strip[: wanted - first]
+
+
+def _balance_rows(
+    strip: FloatArray, scale: float, shift: FloatArray, column_sums: Doubles | None
+) -> Doubles:
+    """Log of each row's sum of ``exp(scale·s + shift)``; adds the balanced rows to the columns."""
+    row_logs = np.empty(len(strip))
+    sums_of: dict[int, Doubles] = {}
+    step = max(1, 2**16 // strip.shape[1])  # pieces that stay in a core's cache
+
+    def work(rows: slice) -> None:
+        own_sums = np.zeros(strip.shape[1])
+        buffer = np.empty((step, strip.shape[1]), dtype=np.float32)
+        for start in range(rows.start, rows.stop, step):
+            raw = strip[start : min(start + step, rows.stop)]
+            piece = np.multiply(raw, np.float32(scale), out=buffer[: len(raw)])
+            piece += shift
+            peak = piece.max(axis=1)
+            piece -= peak[:, None]
+            np.maximum(piece, LEAST_EXPONENT, out=piece)
+            np.exp(piece, out=piece)
+            sums = piece.sum(axis=1)
+            row_logs[start : start + len(piece)] = peak + np.log(sums)
+            if column_sums is not None:
+                # Not a BLAS product, whose threads would compete with these.
+                own_sums += np.einsum("i,ij->j", 1 / sums, piece)
+        sums_of[rows.start] = own_sums
+
+    in_threads(work, strip)
+    if column_sums is not None:
+        for start in sorted(sums_of):  # in one order, so that every run gives the same bits
+            np.add(column_sums, sums_of[start], out=column_sums)
+    return row_logs

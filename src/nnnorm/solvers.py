@@ -29,7 +29,7 @@ from nnnorm.approximate import (
     learn_lists,
     sample_means,
 )
-from nnnorm.errors import NNNormError, require, warn
+from nnnorm.errors import NNNormError, check_count, require, warn
 from nnnorm.files import Progress
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
@@ -58,12 +58,10 @@ def check_solver(solver: str, quality: int | None) -> None:
     """Raise `NNNormError` for an unknown solver, or a quality that the solver does not have."""
     if solver not in SOLVER_NAMES:
         raise NNNormError(f"solver must be one of {', '.join(SOLVER_NAMES)}; got {solver!r}")
-    if quality is None:
-        return
-    if solver != "approximate":
+    if quality is not None and solver != "approximate":
         raise NNNormError(f"quality is for the solver approximate; got it with {solver}")
-    if not isinstance(quality, int) or isinstance(quality, bool) or quality < 1:
-        raise NNNormError(f"quality must be a whole number of at least 1; got {quality!r}")
+    if quality is not None:
+        check_count("quality", quality)
 
 
 def compute_means(

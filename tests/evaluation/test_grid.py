@@ -5,13 +5,7 @@ import pytest
 
 from nnnorm import NNN, NNNormError, open_embeddings
 from nnnorm.evaluation.sweep import make_settings
-from nnnorm.methods import (
-    METHOD_NAMES,
-    PAPER_GRID,
-    find_method,
-    make_method,
-    statistics,
-)
+from nnnorm.methods import METHOD_NAMES, PAPER_GRID, base, find_method, make_method
 
 TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
 SMALL_GRIDS = {
@@ -108,8 +102,8 @@ def test_each_bank_is_scanned_once_for_all_methods(small, monkeypatch):
         banks.append(scores.columns.name)
         return scan(scores, **options)
 
-    scan = statistics.scan
-    monkeypatch.setattr(statistics, "scan", counted)
+    scan = base.scan
+    monkeypatch.setattr(base, "scan", counted)
     lay_out([name for name in METHOD_NAMES if name not in ("none", "sinkhorn")], small)
     # As the items are, and centred for NNN.
     assert banks == ["references", "references", "gallery_references"]
@@ -147,7 +141,7 @@ def test_arrays_may_be_axes_and_become_plain_numbers(small):
         ("nnn", {"k": [1]}, "method nnn takes reference_k, alpha, center; got k"),
         ("nnn", {"reference_k": [1]}, "nnn needs numbers for both reference_k and alpha"),
         ("nnn", {"reference_k": ["auto"], "alpha": [0.5]}, "needs numbers for both .* not auto"),
-        ("nnn", {"reference_k": [1], "alpha": [np.nan]}, "alpha must be finite; got nan"),
+        ("nnn", {"reference_k": [1], "alpha": [np.nan]}, "alpha must be a number .* got nan"),
         ("nnn", {"reference_k": 4, "alpha": [1]}, "lists of values, or .*; got {.reference_k.: 4"),
         ("dualdis", {"beta_query": [1], "beta_gallery": [1], "gate": "paper"},
          "lists of values, or .*; got"),
@@ -160,7 +154,7 @@ def test_arrays_may_be_axes_and_become_plain_numbers(small):
     ],
 )  # fmt: skip
 def test_a_wrong_grid_is_refused_before_any_bank_is_read(small, monkeypatch, method, grid, words):
-    monkeypatch.setattr(statistics, "scan", None)
+    monkeypatch.setattr(base, "scan", None)
     with pytest.raises(NNNormError, match=words):
         lay_out(["none", method] if method != "none" else ["none"], small, grids={method: grid})
 

@@ -157,7 +157,7 @@ def test_mismatched_past_queries_are_warned_of_and_change_little(rng):
 def test_a_wrong_parameter_is_named():
     with pytest.raises(NNNormError, match="center must be True, False or \"auto\"; got 'yes'"):
         NNN(center="yes")
-    with pytest.raises(NNNormError, match=r"alpha must be at least 0.*got -0\.5"):
+    with pytest.raises(NNNormError, match=r"alpha must be a number from 0 to .*got -0\.5"):
         NNN(reference_k=8, alpha=-0.5)
 
 

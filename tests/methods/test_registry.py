@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnnorm
-from nnnorm import DualSoftmax, NNNormError
+from nnnorm import DualSoftmax, NNNormError, methods
 from nnnorm.cli.options import LINES
 from nnnorm.evaluation import compare, tune
 from nnnorm.evaluation.tuning import check_methods
@@ -19,7 +19,6 @@ from nnnorm.methods import (
     find_method,
     label_method,
     make_method,
-    registry,
 )
 from nnnorm.methods.base import Method, Variant
 
@@ -42,8 +41,8 @@ class Shrunk(Method):
 @pytest.fixture
 def shrunk(monkeypatch):
     """What a line in the registry does."""
-    names = {**registry._BY_NAME, "shrunk": (Shrunk, Shrunk.variants[0])}
-    monkeypatch.setattr(registry, "_BY_NAME", names)
+    names = {**methods._BY_NAME, "shrunk": (Shrunk, Shrunk.variants[0])}
+    monkeypatch.setattr(methods, "_BY_NAME", names)
 
 
 def test_a_new_method_needs_its_own_file_and_a_line_in_the_registry(shrunk, small):
@@ -58,7 +57,7 @@ def test_a_new_method_needs_its_own_file_and_a_line_in_the_registry(shrunk, smal
 
 
 def test_every_list_of_methods_is_that_of_the_registry():
-    names = [variant.name for kind in registry.METHODS for variant in kind.variants]
+    names = [variant.name for kind in methods.METHODS for variant in kind.variants]
     assert list(METHOD_NAMES) == names == list(get_args(MethodName))
     corrections = [name for name in names if name != "none"]
     assert check_methods("all", True) == corrections

@@ -1,8 +1,8 @@
 """A small image–text search task that ships with the package: real hubs, no download.
 
 A dual encoder was trained on drawn scenes and their captions (`examples/shapes/build.py` rebuilds
-it). Its embeddings are stored as float16, scenes as ten bytes, captions as text. The text tower
-runs on numpy alone, so that new queries can be encoded.
+it). Pictures are stored as embeddings in float16, scenes as ten bytes, captions as text. The text
+tower runs on numpy alone and encodes the captions when they are loaded, and new queries.
 """
 
 import difflib
@@ -18,13 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
+from nnnorm.scoring import one_blas_thread
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
+Doubles: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Scenes: TypeAlias = npt.NDArray[np.uint8]
 _Points: TypeAlias = list[tuple[float, float]]
 _FILE = "shapes.npz"
-_TEXTS_AT_ONCE = 2000
+_TEXTS_AT_ONCE = 256  # so that sums stay in the cache
+_CAPTIONS_OF = {
+    "captions": "queries",
+    "validation_captions": "validation_queries",
+    "reference_captions": "references",
+    "other_captions": "other_references",
+}
 # Words with little meaning of their own; word pairs skip them.
 _LIGHT = frozenset(["a", "an", "the", "is", "of", "to", "at", "in", "on", "there", "with", "it"])
 
@@ -42,17 +50,21 @@ def word_pairs(words: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class TextTower:
-    """A text encoder: vectors of words and word pairs are summed and passed through two layers."""
+    """A text encoder: vectors of words and word pairs are summed and passed through two layers.
+
+    The layers compute in float64, so every processor gives the same embeddings in float16.
+    """
 
     words: tuple[str, ...]
     pairs: tuple[str, ...]
     features: FloatArray = field(repr=False)
-    bias: FloatArray = field(repr=False)
-    middle: FloatArray = field(repr=False)
-    middle_bias: FloatArray = field(repr=False)
-    last: FloatArray = field(repr=False)
-    last_bias: FloatArray = field(repr=False)
+    bias: Doubles = field(repr=False)
+    middle: Doubles = field(repr=False)
+    middle_bias: Doubles = field(repr=False)
+    last: Doubles = field(repr=False)
+    last_bias: Doubles = field(repr=False)
 
+    @one_blas_thread()
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Return the unit vectors of texts; see `Shapes.encode_texts`."""
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
@@ -73,11 +85,12 @@ class TextTower:
             counts = np.array([len(row) for row in rows])
             flat = np.concatenate([np.array(row) for row in rows])
             summed = np.add.reduceat(self.features[flat], np.cumsum(counts) - counts, axis=0)
-            hidden = summed / np.sqrt(counts, dtype=np.float32)[:, None] + self.bias
+            hidden = summed / np.sqrt(counts)[:, None] + self.bias
             hidden = np.maximum(hidden, 0) @ self.middle.T + self.middle_bias
             parts.append(np.maximum(hidden, 0) @ self.last.T + self.last_bias)
         vectors = np.concatenate(parts)
-        return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors.astype(np.float32)
 
     def _check_words(self, texts: Sequence[str], words: Sequence[Sequence[str]]) -> None:
         if empty := [place for place, some in enumerate(words) if not some]:
@@ -155,22 +168,23 @@ def load_shapes() -> Shapes:
         np.load(path, allow_pickle=False) as stored,
     ):
         arrays = {name: stored[name] for name in stored.files}
-    embedded = ("gallery", "queries", "references", "gallery_references", "other_references")
+    layers = ("bias", "middle", "middle_bias", "last", "last_bias")
+    tower = TextTower(
+        words=_lines(arrays["tower_words"]),
+        pairs=_lines(arrays["tower_pairs"]),
+        features=_freeze(arrays["tower_features"].astype(np.float32)),
+        **{name: _freeze(arrays[f"tower_{name}"].astype(np.float64)) for name in layers},
+    )
     found: dict[str, Any] = {}
-    for name in (*embedded, "validation_gallery", "validation_queries"):
+    for name in ("gallery", "gallery_references", "validation_gallery"):
         found[name] = _freeze(_unit(arrays[name]))
-    for name in ("captions", "validation_captions", "reference_captions", "other_captions"):
-        found[name] = _lines(arrays[name])
+    for name, of in _CAPTIONS_OF.items():
+        captions = found[name] = _lines(arrays[name])
+        found[of] = _freeze(_unit(tower.encode(captions).astype(np.float16)))
     for name in ("scenes", "validation_scenes", "reference_scenes", "other_scenes"):
         found[name] = _freeze(arrays[name])
     for name in ("", "validation_"):
         found[f"{name}truth"] = _freeze(np.arange(len(found[f"{name}queries"])) // 5)
-    layers = ("features", "bias", "middle", "middle_bias", "last", "last_bias")
-    tower = TextTower(
-        words=_lines(arrays["tower_words"]),
-        pairs=_lines(arrays["tower_pairs"]),
-        **{name: _freeze(arrays[f"tower_{name}"].astype(np.float32)) for name in layers},
-    )
     return Shapes(**found, text_tower=tower)
 
 

@@ -41,9 +41,9 @@ from nnnorm.methods import (
     is_mismatched,
     label_method,
     make_method,
+    open_groups,
     open_references,
 )
-from nnnorm.methods.groups import open_groups
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 

@@ -38,9 +38,10 @@ from nnnorm.methods import (
     describe_setting,
     find_method,
     make_method,
+    open_groups,
     open_references,
 )
-from nnnorm.methods.groups import Groups, open_groups
+from nnnorm.methods.groups import Groups
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 Select = Literal["one-standard-error", "max"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nnnorm.augmentation import Augmentation
-from nnnorm.bias import Bias, check_correction, check_weight
+from nnnorm.bias import Bias, check_correction
 from nnnorm.corrector import Corrector
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
@@ -147,9 +147,7 @@ class IndexConfig:
         """Return a weight that replaces the corrector's, or raise if float32 can't hold it."""
         if weight is None:
             return self.weight
-        used = check_weight(weight)
-        check_correction(used, [self.lowest, self.highest])
-        return used
+        return check_correction(weight, [self.lowest, self.highest])
 
     def transform_queries(self, rows: FloatArray, weight: float) -> FloatArray:
         """Return what the engine is asked."""

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from nnnorm.augmentation import Target
-from nnnorm.bias import check_weight
 from nnnorm.corrector import Corrector
+from nnnorm.errors import check_number
 
 Vector = list[float]
 
 
 def check_query_weight(weight: float | None) -> float | None:
     """Return a weight that replaces that of a corrector, None for no other; raise for a bad one."""
-    return None if weight is None else check_weight(weight)
+    return None if weight is None else check_number("weight", weight)
 
 
 def extend_items(corrector: Corrector, vectors: Sequence[Sequence[float]]) -> list[Vector]:

@@ -12,19 +12,27 @@ item; L_β: log-mean-exp of β times its reference scores):
     qbnorm     … gated            the same, for queries whose raw best item is in an activation set
     dualis     dual_softmax       (L_βg(gallery bank) + L_βq(references)) / (βg + βq)
     dualdis    … gate             the same, each term behind its own activation set
-    sinkhorn   sinkhorn           τ·log Σ_j w_j·exp(s_j/τ), w from entropic transport (`transport`)
+    sinkhorn   sinkhorn           τ·log Σ_j w_j·exp(s_j/τ), w from entropic transport (`softmax`)
 
-The middle column is the file with the formula. `statistics` computes m_k and L_β, `base` has `fit`,
-and `registry` finds a method by its name. No method normalizes embeddings. Values may differ from
-those of a paper by a constant, which changes no ranking; it is chosen so that all are on the scale
-of a score.
+The middle column is the file with the formula; `base` computes m_k and L_β and has `fit`. A new
+method is a file of its own and a line in `METHODS`. No method normalizes embeddings. Values may
+differ from those of a paper by a constant, which changes no ranking; it is chosen so that all are
+on the scale of a score.
 """
 
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from nnnorm.errors import NNNormError
 from nnnorm.methods.base import (
+    BankName,
     Grid,
     Method,
+    Statistics,
     Variant,
     is_mismatched,
+    open_groups,
     open_references,
     warn_of_mismatch,
 )
@@ -33,14 +41,71 @@ from nnnorm.methods.dn import DN
 from nnnorm.methods.dual_softmax import DualSoftmax, GateForm, published_product
 from nnnorm.methods.inverted_softmax import InvertedSoftmax
 from nnnorm.methods.nnn import NNN, PAPER_GRID
-from nnnorm.methods.registry import (
-    METHOD_NAMES,
-    MethodName,
-    describe_setting,
-    find_method,
-    label_method,
-    make_method,
-)
 from nnnorm.methods.sinkhorn import Sinkhorn
-from nnnorm.methods.statistics import BankName, Statistics
 from nnnorm.methods.uncorrected import NO_CORRECTION, Uncorrected
+
+# In the order in which tables and help list them.
+METHODS: Final[tuple[type[Method], ...]] = (
+    Uncorrected,
+    NNN,
+    CSLS,
+    DN,
+    InvertedSoftmax,
+    DualSoftmax,
+    Sinkhorn,
+)
+_BY_NAME: Final = {variant.name: (kind, variant) for kind in METHODS for variant in kind.variants}
+METHOD_NAMES: Final[tuple[str, ...]] = tuple(_BY_NAME)
+if TYPE_CHECKING:
+    MethodName: TypeAlias = str
+else:  # the command line reads its choices from this
+    MethodName = Literal[METHOD_NAMES]
+
+
+def find_method(name: str) -> tuple[type[Method], Variant]:
+    """Find the class of a method, and the facts about one of its names."""
+    if name not in _BY_NAME:
+        raise NNNormError(f"method must be one of {', '.join(METHOD_NAMES)}; got {name!r}")
+    return _BY_NAME[name]
+
+
+def make_method(name: MethodName, **params: Any) -> Method:
+    """Make a method from its command-line name and its parameters."""
+    kind, variant = find_method(name)
+    takes = [part for part in fields(kind) if part.name not in variant.fixed]
+    names = [part.name for part in takes]
+    if unknown := [param for param in params if param not in names]:
+        raise NNNormError(
+            f"method {name} takes {', '.join(names) or 'no parameters'}; got {', '.join(unknown)}"
+        )
+    given = {**variant.preset, **params}
+    missing = [part.name for part in takes if part.default is MISSING and part.name not in given]
+    if missing:
+        raise NNNormError(f"method {name} needs {' and '.join(missing)}; there is no default")
+    method = kind(**variant.fixed, **given)
+    if method.name != name:
+        what = ", ".join(f"{param}={given[param]!r}" for param in variant.preset)
+        raise NNNormError(f"{what} makes method {method.name}, not {name}; leave it out")
+    return method
+
+
+def label_method(name: str) -> str:
+    """Return what tables and plots call a method; a name that is not known stands for itself."""
+    return _BY_NAME[name][1].label if name in _BY_NAME else name
+
+
+def describe_setting(
+    name: str, params: Mapping[str, Any], between: str = " ", equals: str = "="
+) -> str:
+    """Write the parameters of a method as tables show them, by their short signs."""
+    symbols = _BY_NAME[name][0].symbols if name in _BY_NAME else {}
+    return between.join(
+        # A switch is named if it is on.
+        symbols[param] if value is True else f"{symbols[param]}{equals}{_write(value)}"
+        for param, value in params.items()
+        if param in symbols and value is not False
+    )
+
+
+def _write(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.4g}"

@@ -4,12 +4,26 @@ A method's file holds all that is particular to it. `csls.py` is the model: a re
 parameters, the names and the default grid in `variants`, and the formula, `values`. A method may
 also have a `weight`, choose its parameters in `resolve`, use a second bank (`gallery_bank`), or
 correct some queries only (`gated_by`).
+
+`Statistics` are what formulas are made of, of every item's scores with a bank:
+
+    m_k     mean of the k best reference scores of an item; the items may be centered first
+    m_all   mean of all of them
+    L_β     log-mean-exp: the log of the mean of exp(β·s)
+    u       entropic transport between the items and the references
+    A       activation set: the items that are the best item of at least one row of a bank
+
+Each is computed when it is first asked for, and kept. `Statistics.prepare` reads from the formulas
+of many settings what they ask for, and computes it in one pass over each bank, so a whole grid
+costs no more than one fit.
 """
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -19,20 +33,255 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Gate
-from nnnorm.dedup import Duplicates, drop_copies
-from nnnorm.embeddings import Embeddings, Source, check_same_norms, open_embeddings, open_matrix
+from nnnorm.dedup import Duplicates, References, describe_size, drop_copies
+from nnnorm.embeddings import (
+    Embeddings,
+    ScoreMatrix,
+    Source,
+    check_same_dim,
+    check_same_norms,
+    open_embeddings,
+    open_matrix,
+)
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
-from nnnorm.methods.groups import add_offsets, open_groups
-from nnnorm.methods.statistics import BankName, Statistics
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
-from nnnorm.solvers import Solver, check_solver
+from nnnorm.methods.groups import Groups, add_offsets
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, Scores, top_k
+from nnnorm.softmax import scan, transport_biases
+from nnnorm.solvers import Solver, check_solver, compute_means
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+BankName = Literal["references", "gallery_references"]
 # As in scikit-learn: values per parameter, all combined; or several such, one after the other.
 Grid: TypeAlias = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
 POWERS_OF_TWO = tuple(2**power for power in range(10))
+
+
+# --- statistics of scores ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a formula asks for; `number` is k, β or τ."""
+
+    kind: Literal["mean", "mean of all", "log", "transport"]
+    number: float = 0
+    bank: BankName = "references"
+    is_centered: bool = False
+    iterations: int = 0
+
+
+class Statistics:
+    """Statistics of a gallery's scores with a bank, or of ready scores; each is computed once."""
+
+    def __init__(
+        self,
+        gallery: Embeddings | ScoreMatrix,
+        references: References | Embeddings | None = None,
+        gallery_bank: Embeddings | ScoreMatrix | None = None,
+        *,
+        center: npt.NDArray[np.float32] | None = None,
+        groups: Groups | None = None,
+        solver: Solver = "auto",
+        quality: int | None = None,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> None:
+        if isinstance(references, Embeddings):
+            references = References(references, len(references), references.fingerprint)
+        self.gallery, self.references, self.gallery_bank = gallery, references, gallery_bank
+        self.scores: Scores
+        if isinstance(gallery, ScoreMatrix):
+            self.scores = Matrix(gallery)
+        elif references is not None:
+            self.scores = Products(gallery, references.embeddings, memory_budget=memory_budget)
+            if isinstance(gallery_bank, Embeddings):
+                check_same_dim(gallery, gallery_bank)
+        self.n_gallery: int = self.scores.shape[0]
+        self.n_references: int = self.scores.shape[1]
+        # The number of references, of which near copies may have been dropped.
+        self.n_given = self.n_references if references is None else references.n_given
+        self.groups, self.solver, self.quality = groups, solver, quality
+        self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+        # What the automatic rule of `NNN` measured, by k and whether items are centered.
+        self.evidence: dict[tuple[int, bool], Any] = {}
+        self._center = center
+        self._kept: dict[_Request, FloatArray] = {}
+        self._solved: dict[_Request, dict[str, Any]] = {}
+        self._active: dict[BankName, BoolArray] = {}
+        # What a formula asked for, in the copy that it is tried on.
+        self._asked: list[_Request] | None = None
+
+    def subset(self, rows: npt.NDArray[np.int64]) -> "Statistics":
+        """Statistics of some of the items, without groups."""
+        items: Any = self.gallery  # embeddings: ready scores have no groups
+        budget = self.options["memory_budget"]
+        return Statistics(items.subset(rows), self.references, memory_budget=budget)
+
+    @cached_property
+    def centered_scores(self) -> Scores:
+        """Scores with the references of the items less their center, by default their mean."""
+        return self.scores.centered(self._center)
+
+    # --- what formulas ask for ---------------------------------------------------------------
+
+    def mean_of_best(self, reference_k: int, *, is_centered: bool = False) -> FloatArray:
+        """``m_k``, shape ``(n_gallery,)``."""
+        return self._get(_Request("mean", int(reference_k), is_centered=is_centered))
+
+    def log_mean_exp(self, beta: float, bank: BankName = "references") -> FloatArray:
+        """``L_β`` over a bank, shape ``(n_gallery,)``; zeros for β = 0."""
+        if beta == 0:
+            return np.zeros(self.n_gallery)
+        return self._get(_Request("log", float(beta), bank))
+
+    def transport(self, tau: float, iterations: int) -> FloatArray:
+        """``−τ·log u`` of entropic transport, shape ``(n_gallery,)``."""
+        return self._get(_Request("transport", float(tau), iterations=iterations))
+
+    def mean_of_all(self) -> FloatArray:
+        """``m_all``, shape ``(n_gallery,)``."""
+        return self._get(_Request("mean of all"))
+
+    def activation_set(self, bank: BankName = "references") -> BoolArray:
+        """Items that are the best item of at least one row of a bank, shape ``(n_gallery,)``."""
+        if bank not in self._active:
+            best = top_k(self._scores_with(bank).transposed(), 1, **self.options)
+            self._active[bank] = np.zeros(self.n_gallery, dtype=bool)
+            self._active[bank][best.indices[:, 0]] = True
+        return self._active[bank]
+
+    # --- computing ---------------------------------------------------------------------------
+
+    def prepare(self, methods: Iterable["Method"]) -> dict[str, Any]:
+        """Compute what the formulas of some settings ask for; return which solvers ran."""
+        asked: list[_Request] = []
+        for method in methods:
+            tried = copy(self)
+            tried._asked, tried.n_gallery = [], 1
+            method.values(tried)
+            if self.groups is not None and not (method.is_weighted or method.name == "none"):
+                raise NNNormError(
+                    f"method {method.name} takes no groups; use nnn, csls or dn, or leave them out"
+                )
+            if method.gallery_bank == "needed" and self.gallery_bank is None:
+                banks = {request.bank for request in tried._asked}
+                if "gallery_references" in banks.union(method.gated_by):
+                    raise NNNormError(
+                        f"method {method.name} needs a gallery bank (gallery_references, or "
+                        "gallery_scores for ready scores); without one use InvertedSoftmax "
+                        "(--method is)"
+                    )
+            has_means = "mean" in [request.kind for request in tried._asked]
+            if self.solver not in ("auto", "exact") and not has_means:
+                raise NNNormError(
+                    f"solver {self.solver} computes means of the best references, which method "
+                    f"{method.name} does not use; leave out solver"
+                )
+            asked += tried._asked
+        self._compute(asked)
+        return {key: value for one in asked for key, value in self._solved.get(one, {}).items()}
+
+    def check_reference_k(self, reference_k: float) -> None:
+        """Raise if k is larger than the bank."""
+        if reference_k > self.n_references:
+            size = describe_size(self.n_given, self.n_references)
+            raise NNNormError(
+                f"reference_k is {reference_k}, but there are only {size}; pass more references or "
+                "a smaller reference_k"
+            )
+
+    def _get(self, request: _Request) -> FloatArray:
+        if self._asked is not None:
+            self._asked.append(request)
+            return np.zeros(1)
+        if request not in self._kept:
+            self._compute([request])
+        return self._kept[request]
+
+    def _compute(self, requests: Iterable[_Request]) -> None:
+        """Compute what is not kept yet: all that uses the same scores in one pass."""
+        passes: dict[Any, list[_Request]] = {}
+        for request in dict.fromkeys(requests):
+            if request.kind == "mean":
+                self.check_reference_k(request.number)
+            if request not in self._kept:
+                key = request.kind == "mean of all", replace(request, kind="log", number=0)
+                passes.setdefault(key, []).append(request)
+        for (is_mean_of_all, shared), some in passes.items():
+            if is_mean_of_all:
+                self._kept[some[0]] = self.scores.mean()
+            elif shared.iterations:
+                taus = [request.number for request in some]
+                options = {"n_wanted": self.n_gallery, **self.options}
+                found = transport_biases(self._joined_scores(), taus, shared.iterations, **options)
+                self._kept |= dict(zip(some, found, strict=True))
+            elif shared.is_centered:
+                self._scan(self.centered_scores, some)
+            else:
+                self._scan(self._scores_with(shared.bank), some)
+
+    def _scan(self, scores: Scores, requests: list[_Request]) -> None:
+        """Compute means and log-mean-exps of one bank: in one pass, or each mean by the solver."""
+        means = [one for one in requests if one.kind == "mean"]
+        logs = [one for one in requests if one.kind == "log"]
+        if self.solver not in ("auto", "exact") or len(means) == len(requests) == 1:
+            for one in means:
+                k = int(one.number)
+                evidence = self.evidence.get((k, one.is_centered))
+                sample = None if evidence is None else evidence.sample
+                options = {"quality": self.quality, "sample": sample, **self.options}
+                solved = compute_means(self.solver, scores, k, **options)
+                self._kept[one], self._solved[one] = solved
+            means = []
+        if not means and not logs:
+            return
+        found: dict[_Request, FloatArray] = {}
+        found |= {one: np.empty(self.n_gallery, np.float32) for one in means}
+        found |= {one: np.empty(self.n_gallery) for one in logs}
+        ks, betas = [int(one.number) for one in means], [one.number for one in logs]
+        options = {"k": max(ks, default=0), "betas": betas, **self.options}
+        for start, stop, (best, some_logs) in scan(scores, **options):
+            for one, k in zip(means, ks, strict=True):
+                found[one][start:stop] = best[:, :k].mean(axis=1, dtype=np.float64)
+            for one, log in zip(logs, some_logs, strict=True):
+                found[one][start:stop] = log
+        self._kept |= found
+        self._solved |= {one: {"solver": "exact"} for one in means}
+
+    def _scores_with(self, bank: BankName) -> Scores:
+        """Scores of the gallery with the references, or with the gallery bank."""
+        gallery, second = self.gallery, self.gallery_bank
+        if bank == "references" or second is None:
+            return self.scores
+        if isinstance(second, Embeddings) and isinstance(gallery, Embeddings):
+            return Products(gallery, second, memory_budget=self.options["memory_budget"])
+        return self._ready(second, 0, "(n_gallery, n_gallery_references), with as many rows")
+
+    def _joined_scores(self) -> Scores:
+        """Scores with the references of the gallery and, below it, the gallery bank if any."""
+        scores, bank = self.scores, self.gallery_bank
+        if isinstance(bank, Embeddings) and isinstance(scores, Products):
+            budget = self.options["memory_budget"]
+            return Products(scores.rows.joined(bank), scores.columns, memory_budget=budget)
+        if bank is None or not isinstance(scores, Matrix):
+            return scores
+        below = self._ready(bank, 1, "(n_gallery_references, n_references), with as many columns")
+        return Matrix(scores.matrix.joined(below.matrix))
+
+    def _ready(self, bank: Any, axis: int, expected: str) -> Matrix:
+        """Ready scores of a gallery bank that share an axis with the scores."""
+        if bank.shape[axis] != self.scores.shape[axis]:
+            raise NNNormError(
+                f"gallery_scores must have shape {expected} as scores; got {bank.shape} and scores "
+                f"{self.scores.shape}"
+            )
+        return Matrix(bank)
+
+
+# --- methods -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -142,18 +391,21 @@ class Method(ABC):
         if self.gated_by:
             parts = zip(self.gated_by, self.parts(statistics), strict=True)
             gates = [Gate(part, statistics.activation_set(bank)) for bank, part in parts]
+        gallery, references = statistics.gallery, statistics.references
+        about: dict[str, Any] = {"n_references": statistics.n_given}
+        if references is not None and isinstance(gallery, Embeddings):
+            prints = {"gallery": gallery.fingerprint, "references": references.fingerprint}
+            if self.gallery_bank != "unused" and isinstance(statistics.gallery_bank, Embeddings):
+                prints["gallery_references"] = statistics.gallery_bank.fingerprint
+            norms = references.embeddings.norm_range
+            about |= {"dim": gallery.dim, "fingerprints": prints, "reference_norms": norms}
         values = np.asarray(self.values(statistics), dtype=np.float32)
-        bias = Bias(
-            values=values,
-            weight=self.weight,
-            method=self.name,
-            params=params,
-            gates=tuple(gates),
-            **statistics.provenance(uses_gallery_bank=self.gallery_bank != "unused"),
-        )
-        if (groups := statistics.groups) is None or not self.is_weighted:
+        groups = statistics.groups if self.is_weighted else None
+        if groups is not None:
+            params["between"] = groups.between
+        bias = Bias(values, self.weight, self.name, params, gates=tuple(gates), **about)
+        if groups is None:
             return bias
-        bias = replace(bias, params={**bias.params, "between": groups.between})
         return add_offsets(bias, groups.offsets(self, values, statistics), groups.labels)
 
     # --- fitting -----------------------------------------------------------------------------
@@ -312,8 +564,10 @@ class Method(ABC):
             self._check_gallery_bank("gallery_scores")
             bank = open_matrix(gallery_scores, name="gallery_scores")
         opened = open_matrix(scores, name="scores")
-        options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-        return self.make_bias(Statistics(opened, gallery_bank=bank, **options))
+        statistics = Statistics(
+            opened, gallery_bank=bank, memory_budget=memory_budget, progress=progress
+        )
+        return self.make_bias(statistics)
 
     def _check_gallery_bank(self, argument: str) -> None:
         if self.gallery_bank == "unused":
@@ -332,6 +586,15 @@ def open_references(
     return open_embeddings(source, name=name, normalize=normalize)
 
 
+def open_groups(labels: Any, n_items: int, between: float = 1.0) -> Groups | None:
+    """Return the groups of a gallery, None without labels."""
+    if labels is not None:
+        return Groups(labels, n_items, between)
+    if between != 1:
+        raise NNNormError("between is the weight of differences between groups; pass groups too")
+    return None
+
+
 def is_mismatched(params: Mapping[str, Any], n_references: int, n_gallery: int) -> bool:
     """Whether past queries don't match the gallery, and too few of either are not the reason."""
     is_clear = n_references >= 16 and n_gallery >= 100 and params.get("reliability", 0) >= 0.5
@@ -347,11 +610,3 @@ def warn_of_mismatch(bias: Bias) -> None:
             "dozen recent ones (recent=, --recent), or, if items of several kinds are mixed, "
             "groups (--groups)"
         )
-
-
-def check_count(what: str, value: int, at_most: int | None = None) -> None:
-    """Raise unless the value is a whole number of at least 1, and at most `at_most` if given."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise NNNormError(f"{what} must be a whole number of at least 1; got {value!r}")
-    if at_most is not None and value > at_most:
-        raise NNNormError(f"{what} must be at most {at_most:,}; got {value!r}")

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count
-from nnnorm.methods.statistics import Statistics
+from nnnorm.errors import check_count
+from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Statistics, Variant
 
 
 @dataclass(frozen=True)

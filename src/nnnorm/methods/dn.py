@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nnnorm.bias import check_weight
-from nnnorm.methods.base import FloatArray, Method, Variant
-from nnnorm.methods.statistics import Statistics
+from nnnorm.errors import check_number
+from nnnorm.methods.base import FloatArray, Method, Statistics, Variant
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class DN(Method):
     is_weighted = True
 
     def __post_init__(self) -> None:
-        check_weight(self.weight)
+        check_number("weight", self.weight)
 
     def values(self, statistics: Statistics) -> FloatArray:
         """``m_all``; the weight is λ."""

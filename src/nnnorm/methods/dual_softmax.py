@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.errors import NNNormError
-from nnnorm.methods.base import FloatArray, Grid, Method, Variant
-from nnnorm.methods.inverted_softmax import BETAS, check_beta
-from nnnorm.methods.statistics import BankName, Statistics
+from nnnorm.errors import NNNormError, check_number
+from nnnorm.methods.base import BankName, FloatArray, Grid, Method, Statistics, Variant
+from nnnorm.methods.inverted_softmax import BETAS, LARGEST_BETA
 
 GateForm: TypeAlias = Literal["paper", "safe"]
 _BANKS: tuple[BankName, BankName] = ("references", "gallery_references")
@@ -63,8 +62,8 @@ class DualSoftmax(Method):
     gallery_bank = "needed"
 
     def __post_init__(self) -> None:
-        check_beta("beta_query", self.beta_query)
-        check_beta("beta_gallery", self.beta_gallery)
+        check_number("beta_query", self.beta_query, 0, LARGEST_BETA)
+        check_number("beta_gallery", self.beta_gallery, 0, LARGEST_BETA)
         if self.gate not in (None, "paper", "safe"):
             raise NNNormError(f"gate must be None, 'paper' or 'safe'; got {self.gate!r}")
 

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bias import Bias, check_weight
-from nnnorm.errors import NNNormError
+from nnnorm.bias import Bias
+from nnnorm.errors import NNNormError, check_number
 from nnnorm.scoring import top_means
 
 if TYPE_CHECKING:
-    from nnnorm.methods.base import Method
-    from nnnorm.methods.statistics import Statistics
+    from nnnorm.methods.base import Method, Statistics
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Labels: TypeAlias = npt.NDArray[np.str_]
@@ -43,7 +42,7 @@ class Groups:
 
     def __init__(self, labels: Any, n_items: int, between: float = 1.0) -> None:
         self.labels = open_labels(labels, n_items)
-        self.between = check_weight(between, "between")
+        self.between = check_number("between", between)
         self.names, self._codes = np.unique(self.labels, return_inverse=True)
         self._counts = np.bincount(self._codes)
         self._means: dict[int, FloatArray] = {}
@@ -95,15 +94,6 @@ class Groups:
         away = np.abs(means - np.average(means, weights=self._counts))
         is_own = away > _STANDARD_ERRORS * np.sqrt(spread / sizes)
         return means, is_own & (self._counts >= _FEWEST)
-
-
-def open_groups(labels: Any, n_items: int, between: float = 1.0) -> Groups | None:
-    """Return the groups of a gallery, None without labels."""
-    if labels is not None:
-        return Groups(labels, n_items, between)
-    if between != 1:
-        raise NNNormError("between is the weight of differences between groups; pass groups too")
-    return None
 
 
 def open_labels(labels: Any, n_items: int) -> Labels:

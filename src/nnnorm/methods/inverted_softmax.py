@@ -1,20 +1,17 @@
 """Inverted softmax, ``b(r) = L_β(r)/β``, and gated as QBNorm (Bogolin et al., CVPR 2022)."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from nnnorm.bias import check_number
-from nnnorm.errors import NNNormError
-from nnnorm.methods.base import FloatArray, Method, Variant
-from nnnorm.methods.statistics import BankName, Statistics
+from nnnorm.errors import check_number
+from nnnorm.methods.base import BankName, FloatArray, Method, Statistics, Variant
 
 # The grid that the NNN paper uses for DBNorm.
 BETAS = tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 400, 20))
 # Beyond this β the inverted softmax is the maximum to the last bit of a float32.
-_LARGEST_BETA = 1e9
+LARGEST_BETA = 1e9
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class InvertedSoftmax(Method):
     symbols: ClassVar = {"beta": "β"}
 
     def __post_init__(self) -> None:
-        check_beta("beta", self.beta)
+        check_number("beta", self.beta, 0, LARGEST_BETA)
 
     def values(self, statistics: Statistics) -> FloatArray:
         """``L_β/β``; zeros for β = 0."""
@@ -55,13 +52,3 @@ class InvertedSoftmax(Method):
     def gated_by(self) -> tuple[BankName, ...]:
         """The references, if it is gated."""
         return ("references",) if self.gated else ()
-
-
-def check_beta(what: str, beta: float) -> None:
-    """Raise unless an inverse temperature is between 0 and 1e9."""
-    check_number(what, beta)
-    if not 0 <= beta <= _LARGEST_BETA or math.isnan(beta):
-        raise NNNormError(
-            f"{what} must be between 0 and 1e9 (beyond that it would overflow, and is the plain "
-            f"maximum long before); got {beta}"
-        )

@@ -28,10 +28,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bias import check_weight
-from nnnorm.errors import NNNormError
-from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count
-from nnnorm.methods.statistics import Statistics
+from nnnorm.errors import NNNormError, check_count, check_number
+from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Statistics, Variant
 from nnnorm.scoring import Products, Sample, one_blas_thread, processor_time, top_k
 
 Auto: TypeAlias = Literal["auto"]
@@ -90,11 +88,8 @@ class NNN(Method):
     def __post_init__(self) -> None:
         if self.reference_k != "auto":
             check_count("reference_k", self.reference_k)
-        if self.alpha != "auto" and check_weight(self.alpha, "alpha") < 0:
-            raise NNNormError(
-                f"alpha must be at least 0 (0 is no correction); got {self.alpha:g}, which would "
-                "favor hubs"
-            )
+        if self.alpha != "auto":
+            check_number("alpha", self.alpha, low=0)  # less would favor hubs
         if self.center not in (True, False, "auto"):
             raise NNNormError(f'center must be True, False or "auto"; got {self.center!r}')
         if not self.is_automatic and self.center == "auto":

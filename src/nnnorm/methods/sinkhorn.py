@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nnnorm.bias import check_number
-from nnnorm.errors import NNNormError
-from nnnorm.methods.base import FloatArray, Method, Variant, check_count
-from nnnorm.methods.statistics import Statistics
+from nnnorm.errors import check_count, check_number
+from nnnorm.methods.base import FloatArray, Method, Statistics, Variant
 
 # The marginals agree to float32 after some hundred iterations.
 _MOST_ITERATIONS = 10_000
@@ -43,12 +41,7 @@ class Sinkhorn(Method):
     values_each_item = False  # the references are spread over all items at once
 
     def __post_init__(self) -> None:
-        check_number("tau", self.tau)
-        if not 1e-6 <= self.tau <= 100:
-            raise NNNormError(
-                "tau must be between 1e-6 and 100 (beyond that float32 loses the bias); "
-                f"got {self.tau}"
-            )
+        check_number("tau", self.tau, 1e-6, 100)  # beyond that float32 loses the bias
         check_count("iterations", self.iterations, _MOST_ITERATIONS)
 
     def values(self, statistics: Statistics) -> FloatArray:

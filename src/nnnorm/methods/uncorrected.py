@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnnorm.methods.base import FloatArray, Method, Variant
-from nnnorm.methods.statistics import Statistics
+from nnnorm.methods.base import FloatArray, Method, Statistics, Variant
 
 NO_CORRECTION = "none"
 
