@@ -338,8 +338,7 @@ def _read_source(
     """Read an array of any library, or files; return float matrices, their name and any ids."""
     ids = None
     if isinstance(source, (str, os.PathLike)):
-        parts, path, ids = read_files(source, name)
-        name = f"{name} ({path})"
+        parts, name, ids = read_files(source, name)
     elif isinstance(source, np.ma.MaskedArray):
         raise NNNormError(f"{name} is a masked array; fill it or drop the masked rows first")
     else:

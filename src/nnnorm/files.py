@@ -11,7 +11,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -199,6 +199,22 @@ def unreadable(name: object, kind: str, error: BaseException) -> NNNormError:
         f"{name} can't be read as {kind} ({first_line(error)}); "
         "is it truncated, or another kind of file?"
     )
+
+
+@contextlib.contextmanager
+def reading(name: object, kind: str) -> Iterator[None]:
+    """Turn what numpy, zipfile, tokenize and pyarrow raise into an error that names the file."""
+    try:
+        yield
+    except NNNormError:
+        raise
+    except Exception as error:
+        if isinstance(error, ValueError) and "object" in str(error).lower():
+            raise NNNormError(
+                f"{name} holds Python objects, which are never unpickled; "
+                "save numbers or strings with numpy.save"
+            ) from error
+        raise unreadable(name, kind, error) from error
 
 
 def save_record(

@@ -175,7 +175,7 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
     """Read ids, or clicks, from a .npy file, a JSON list, or a text file with one per line."""
     if path is None:
         return None
-    from nnnorm.arrays import read_npy
+    from nnnorm.arrays import map_npy
     from nnnorm.tables import read_json
 
     is_name = what != "clicks"
@@ -190,12 +190,15 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
         if nested := [one for one in ids if isinstance(one, (dict, list))]:
             raise NNNormError(f"{path} must hold a flat list of {what}; it has {nested[0]!r:.60}")
         return ids
+    if path.suffix == ".npy":
+        array = map_npy(path)
+        if array.ndim != 1:
+            raise NNNormError(
+                f"{path}: {what} must be one-dimensional; got shape {array.shape}, expected "
+                f"{expected}"
+            )
+        return array
     try:
-        if path.suffix == ".npy":
-            array = read_npy(path)
-            if array.ndim != 1:
-                raise ValueError(f"{what} must be one-dimensional; got shape {array.shape}")
-            return array
         return path.read_text(encoding="utf-8-sig").splitlines()
     except (ValueError, OSError) as error:
         raise NNNormError(

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.arrays import read_npy
+from nnnorm.arrays import map_npy
 from nnnorm.bias import Bias
 from nnnorm.dedup import hash_rows
 from nnnorm.documents import Documents
@@ -185,7 +185,7 @@ def read_truth(path: str | os.PathLike[str]) -> Any:
         )
     try:
         if file.suffix == ".npy":
-            return read_npy(file)
+            return np.array(map_npy(file))
         lists = read_json(file, "a truth with a list per query")
         if not isinstance(lists, list):
             raise ValueError(f"it holds {type(lists).__name__}, not a list")
