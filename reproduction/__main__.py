@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -11,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from nnnorm import NNNormError
+from nnnorm.datasets import save_pairs
 from nnnorm.errors import MissingExtraError
 from nnnorm.files import make_folder, write_whole
 from nnnorm.report import Table, plots
 from reproduction.encode import Source, check_sources, encode_needed, find_needed, read_sources
 from reproduction.figures import Figures, find_figures
-from reproduction.material import EmbeddingFolder, read_visogender, save_visogender
+from reproduction.material import EmbeddingFolder, read_visogender
 from reproduction.paper import Cell, PaperTable, find_tables
 from reproduction.run import Results, Runner, run_table
 from reproduction.runtime import DEVICES
@@ -120,8 +120,8 @@ def run(given: argparse.Namespace) -> None:
 def _write_visogender(given: argparse.Namespace) -> None:
     if given.embeddings is None:
         raise NNNormError("--visogender needs --embeddings DIR, where its lists go")
-    found = read_visogender(given.visogender, Path(os.path.realpath(given.images or Path())))
-    for path in save_visogender(found, make_folder(given.embeddings)):
+    found = read_visogender(given.visogender, (given.images or Path()).resolve())
+    for path in save_pairs(found, make_folder(given.embeddings)):
         print(path, file=sys.stderr)
 
 

@@ -11,11 +11,8 @@ NNN's mean over at most so many references is a mean over pairs that were matche
     OUT/matching.partial/       in progress: embeddings, and the scores of finished images
 """
 
-import hashlib
-import json
 import shutil
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,14 +22,14 @@ import torch
 
 from nnnorm import NNNormError, search
 from nnnorm.encoders import Encoder, open_image
-from nnnorm.files import make_folder, write_whole
+from nnnorm.files import make_folder
 from reproduction import say
-from reproduction.material import RowFile, keep_about
+from reproduction.encode import fill_rows
+from reproduction.material import digest_items, find_missing, keep_about, open_rows
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 SHORTLIST = 256  # as BLIP's authors use for COCO
 UNMATCHED = -100.0
-_IMAGES_AT_ONCE = 8  # what an interruption can lose
 
 
 def match_to_files(
@@ -47,42 +44,41 @@ def match_to_files(
     """Match images with captions and references; finished work of the same inputs is kept."""
     matcher = Matcher(encoder)
     inputs = {"images": images, "captions": captions, "references": references}
+    sides = {name: "images" if name == "images" else "texts" for name in inputs}
     about = {"model": dict(encoder.about), "shortlist": shortlist}
-    about |= {name: _digest(items) for name, items in inputs.items()}
+    about |= {name: digest_items(sides[name], items) for name, items in inputs.items()}
     files = [folder / "test-scores.npy", folder / "reference-scores.npy"]
     keep_about(make_folder(folder) / "matching.json", about)
     if all(file.is_file() for file in files):
         return files
     work = make_folder(folder / "matching.partial")
     seen, read, past = (
-        _embed(encoder, items, work / f"{name}.npy") for name, items in inputs.items()
+        fill_rows(encoder, sides[name], items, np.arange(len(items)), work / name)
+        for name, items in inputs.items()
     )
     asked = search(read, seen, k=min(shortlist, len(seen)))  # images of each caption
     known = search(seen, past, k=min(shortlist, len(past)))  # references of each image
     listed = (captions, references)
     matrices = [
-        RowFile(work / file.name, (len(images), len(texts)), UNMATCHED)
+        open_rows(work / file.name, (len(images), len(texts)))
         for file, texts in zip(files, listed, strict=True)
     ]
-    left = np.flatnonzero(~(matrices[0].is_there & matrices[1].is_there))
-    for start in range(0, len(left), _IMAGES_AT_ONCE):
-        rows = left[start : start + _IMAGES_AT_ONCE]
-        say(f"Matching image {start + 1:,} of {len(left):,}")
-        found = [np.full((len(rows), len(texts)), UNMATCHED, np.float32) for texts in listed]
-        for number, image in enumerate(rows):
-            patches = matcher.see(images[image])
-            own, places = np.nonzero(asked.indices == image)
-            near = np.argsort(known.indices[image], kind="stable")
-            pairs = (
-                (own, asked.scores[own, places]),
-                (known.indices[image][near], known.scores[image][near]),
-            )
-            for scores, texts, (chosen, similar) in zip(found, listed, pairs, strict=True):
-                logits = matcher.read(patches, [texts[text] for text in chosen])
-                scores[number, chosen] = logits + similar
-        for matrix, scores in zip(matrices, found, strict=True):
-            matrix.write(rows, scores)
-    for file in files:
+    left = find_missing(matrices[1], np.arange(len(images)))  # written after the other
+    for number, image in enumerate(left, 1):
+        say(f"Matching image {number:,} of {len(left):,}")
+        patches = matcher.see(images[image])
+        own, places = np.nonzero(asked.indices == image)
+        near = np.argsort(known.indices[image], kind="stable")
+        pairs = (
+            (own, asked.scores[own, places]),
+            (known.indices[image][near], known.scores[image][near]),
+        )
+        for matrix, texts, (chosen, similar) in zip(matrices, listed, pairs, strict=True):
+            scores = np.full(len(texts), UNMATCHED, np.float32)
+            scores[chosen] = matcher.read(patches, [texts[text] for text in chosen]) + similar
+            matrix[image] = scores
+    for matrix, file in zip(matrices, files, strict=True):
+        matrix.flush()  # type: ignore[attr-defined]
         (work / file.name).replace(file)
     shutil.rmtree(work)
     return files
@@ -125,16 +121,3 @@ class Matcher:
                 ).last_hidden_state
                 found.append(self._model.itm_head(states[:, 0])[:, 1].float().cpu().numpy())
         return np.concatenate(found)
-
-
-def _embed(encoder: Encoder, items: Sequence[str], path: Path) -> FloatArray:
-    if not path.exists():
-        encode = encoder.encode_images if path.stem == "images" else encoder.encode_texts
-        rows = encode(items)
-        write_whole(path, partial(np.save, arr=rows, allow_pickle=False))
-    found: FloatArray = np.load(path)
-    return found
-
-
-def _digest(items: Sequence[str]) -> str:
-    return hashlib.sha256(json.dumps(list(map(str, items))).encode()).hexdigest()

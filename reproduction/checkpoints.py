@@ -1,10 +1,14 @@
-"""Checkpoints of the models' authors: read as tensors only, checked name by name, and loaded."""
+"""Checkpoints of the models' authors, read as tensors only and computed on by their names.
+
+A subclass of `CheckpointEncoder` is the forward pass of a model in the words of its checkpoint. One
+image and one text are embedded when it is loaded: tensors that are missing, of other shapes or
+never used are noticed before the work.
+"""
 
 import argparse
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,40 +16,64 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from nnnorm import NNNormError
 from nnnorm.encoders import Encoder
 
-State: TypeAlias = dict[str, torch.Tensor]
-HEAD = 64  # the width of a head, in all models here
-PUBLISHED = {768: 12, 1024: 24}  # width to number of layers, so that a lost layer is noticed
+State: TypeAlias = dict[str, Tensor]
+_HEAD = 64  # the width of a head, in all models here
+_PUBLISHED = {768: 12, 1024: 24}  # width to number of layers, so that a lost layer is noticed
 
 
 class CheckpointEncoder(Encoder):
-    """An image and a text tower from a checkpoint; a subclass may define `mean` and `std`."""
+    """An image and a text tower from a checkpoint; a subclass defines the attributes below."""
 
     modalities = ("images", "texts")
+    kind: str
+    unused: str  # pattern of tensors of other tasks
     mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)  # CLIP's
     std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
 
-    def _describe(
-        self, kind: str, path: Path, vocabulary: Path, size: int, device: str, texts: str
-    ) -> None:
-        self.name, self._size, self._device = str(path), size, device
+    def __init__(self, path: Path, state: State, vocabulary: Path, device: str) -> None:
         if device == "auto":
-            self._device = "cuda" if torch.cuda.is_available() else "cpu"
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.name, self._device, self._used = str(path), device, set[str]()
+        used = {key: t for key, t in state.items() if not re.fullmatch(self.unused, key)}
+        self._state = {key: tensor.float().to(device) for key, tensor in used.items()}
+        try:
+            self._size, texts = self._measure(vocabulary)
+            self.dim = self.embed_texts(["a"]).shape[1]
+            self.embed_images([self.prepare_image(Image.new("RGB", (1, 1)))])
+        except (KeyError, IndexError) as error:
+            words = f"{path} is not a checkpoint of {self.kind}: it has no {error}"
+            raise NNNormError(words) from error
+        except RuntimeError as error:  # the message of a product has the shapes
+            words = f"checkpoint {path} has tensors of other shapes than {self.kind} ({error})"
+            raise NNNormError(words) from error
+        if unknown := sorted(set(self._state) - self._used):
+            raise NNNormError(
+                f"checkpoint {path} has {len(unknown)} tensors that {self.kind} does not use, such "
+                f"as {unknown[0]}; is it of another kind or task?"
+            )
         self.about = {
-            "encoder": kind,
+            "encoder": self.kind,
             "model": self.name,
             "dtype": "float32",
-            "weights_sha256": hash_file(path),
+            "weights_sha256": _hash_file(path),
             "preprocessing": {
-                "images": f"bicubic to {size} x {size}, mean {self.mean}, std {self.std}",
+                "images": f"bicubic to {self._size} x {self._size}, mean {self.mean}, "
+                f"std {self.std}",
                 "texts": texts,
-                "vocabulary_sha256": hash_file(vocabulary),
+                "vocabulary_sha256": _hash_file(vocabulary),
             },
         }
+
+    def _measure(self, vocabulary: Path) -> tuple[int, str]:
+        """Read the sizes and the vocabulary; return the size of images, and how texts are read."""
+        raise NotImplementedError
 
     def prepare_image(self, image: Any) -> Any:
         """Resize (ignoring the aspect ratio), scale and normalize an image."""
@@ -54,8 +82,43 @@ class CheckpointEncoder(Encoder):
         mean, std = (np.array(side, dtype=np.float32) for side in (self.mean, self.std))
         return np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1))
 
-    def _pixels(self, images: list[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.stack(images)).to(self._device)
+    # --- what forward passes are made of ---
+
+    def _get(self, name: str) -> Tensor:
+        self._used.add(name)
+        return self._state[name]
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return functional.linear(x, self._get(f"{name}.weight"), self._get(f"{name}.bias"))
+
+    def _norm(self, name: str, x: Tensor, eps: float = 1e-5) -> Tensor:
+        weight, bias = self._get(f"{name}.weight"), self._get(f"{name}.bias")
+        return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    def _cut(self, name: str, first: str, images: list[Any]) -> Tensor:
+        """Return the patches of images after their first token."""
+        kernel, bias = self._get(f"{name}.weight"), self._get(f"{name}.bias")
+        pixels = torch.from_numpy(np.stack(images)).to(self._device)
+        patches = functional.conv2d(pixels, kernel, bias, kernel.shape[2:]).flatten(2).mT
+        return torch.cat([self._get(first).expand(len(patches), -1, -1), patches], dim=1)
+
+    def _count_layers(self, pattern: str, width: int) -> int:
+        found = [int(m[1]) for key in self._state if (m := re.match(pattern, key))]
+        return _PUBLISHED.get(width, 1 + max(found, default=-1))
+
+
+def attend(sides: Iterable[Tensor], mask: Tensor | None = None) -> Tensor:
+    """Return multi-head attention of query, key and value, before the output's projection."""
+    query, key, value = (x.reshape(*x.shape[:2], -1, _HEAD).transpose(1, 2) for x in sides)
+    mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def pad_rows(rows: list[list[int]], pad: int, device: str) -> tuple[Tensor, Tensor]:
+    """Pad token ids to one length; also return the mask of those that are not padding."""
+    ragged = [torch.tensor(row) for row in rows]
+    ids = pad_sequence(ragged, batch_first=True, padding_value=pad).to(device)
+    return ids, (ids != pad)[:, None, None, :]
 
 
 def read_checkpoint(path: Path) -> State:
@@ -84,51 +147,6 @@ def read_checkpoint(path: Path) -> State:
     return dict(found)
 
 
-@contextmanager
-def expect_kind(path: Path, kind: str) -> Iterator[None]:
-    """Raise one sentence if the tensors that tell a model's sizes are missing or of other kinds."""
-    try:
-        yield
-    except (KeyError, IndexError) as error:
-        raise NNNormError(f"{path} is not a checkpoint of {kind}: it has no {error}") from error
-
-
-def fill_model(model: torch.nn.Module, state: State, path: Path) -> Any:
-    """Give a model exactly the tensors of a checkpoint."""
-    try:
-        model.load_state_dict({key: tensor.float() for key, tensor in state.items()})
-    except RuntimeError as error:  # the second line has the first kind of problem
-        words = str(error).splitlines()[1].strip()[:200]
-        raise NNNormError(
-            f"checkpoint {path} does not fit this model ({words}); is it of another kind or task?"
-        ) from error
-    return model.eval()
-
-
-def count_layers(state: Mapping[str, Any], pattern: str) -> int:
-    """Return the number of layers whose number a pattern finds."""
-    return 1 + max((int(m[1]) for key in state if (m := re.match(pattern, key))), default=-1)
-
-
-def find_vocabulary(path: Path, given: Path | None, name: str) -> Path:
-    """Return the vocabulary of a checkpoint: the given file, or the one next to it."""
-    found = given or path.with_name(name)
-    if not found.is_file():
-        raise NNNormError(
-            f"{path.name} needs its vocabulary, and {found} is not there; put {name} next to the "
-            "checkpoint, or name it as `tokenizer` in the TOML file"
-        )
-    return found
-
-
-def pad_rows(rows: list[list[int]], pad: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad token ids to one length; also return which of them are not padding."""
-    ragged = [torch.tensor(row) for row in rows]
-    ids = pad_sequence(ragged, batch_first=True, padding_value=pad).to(device)
-    return ids, ids != pad
-
-
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+def _hash_file(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,17 +1,16 @@
 """Encodes the rows that tables need, and only these; finished rows are kept.
 
-    DIR/clip/coco/images.npy         a row per image of the data set, float32, unit norm
-    DIR/clip/coco/images.rows.npy    which of them are encoded
-    DIR/clip/coco/images.json        model, preprocessing, digest of the list
+    DIR/clip/coco/images.npy     a row per image of the data set, float32, unit norm; NaN if missing
+    DIR/clip/coco/images.json    model, preprocessing, digest of the list
 
 Every name and path is checked before the first model is loaded.
 """
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,7 +21,14 @@ from nnnorm import NNNormError
 from nnnorm.encoders import Encoder, load_encoder
 from nnnorm.files import make_folder
 from reproduction import say
-from reproduction.material import SHARE, EmbeddingFolder, RowFile, keep_about
+from reproduction.material import (
+    SHARE,
+    EmbeddingFolder,
+    digest_items,
+    find_missing,
+    keep_about,
+    open_rows,
+)
 from reproduction.paper import TWO_BANKS, Experiment, PaperTable, load_paper
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -124,11 +130,11 @@ def _select_missing(
     place = folder.path(model, dataset)
     if side == "scores":
         return None if (place / "reference-scores.npy").exists() else rows
-    encoded = place / f"{side}.rows.npy"
-    if encoded.exists():
-        rows = rows[~np.load(encoded)[rows]]
-    elif folder.has_side(model, dataset, side):  # made elsewhere, and whole
-        return None
+    path = folder.find(model, dataset, side)
+    if path is not None:
+        if not path.with_suffix(".json").exists():  # made elsewhere, and whole
+            return None
+        rows = find_missing(np.load(path, mmap_mode="r"), rows)
     return rows if len(rows) else None
 
 
@@ -164,12 +170,24 @@ def _check_source(short: str, source: Source) -> list[str]:
         return []
     if not path.exists():
         return [f"{short}: there is no {path}"]
-    vocabulary = source.tokenizer or path.with_name(
-        "beit3.spm" if short.startswith("beit") else "vocab.txt"
-    )
-    if path.is_file() and not vocabulary.is_file():
-        return [f"{short}: its vocabulary {vocabulary} is not there"]
+    try:
+        if path.is_file():
+            find_vocabulary(source, "beit3.spm" if short.startswith("beit") else "vocab.txt")
+    except NNNormError as error:
+        return [f"{short}: {error}"]
     return []
+
+
+def find_vocabulary(source: Source, name: str) -> Path:
+    """Return the vocabulary of a checkpoint: the given file, or the one next to it."""
+    path = Path(source.source)
+    found = source.tokenizer or path.with_name(name)
+    if not found.is_file():
+        raise NNNormError(
+            f"{path.name} needs its vocabulary, and {found} is not there; put {name} next to the "
+            "checkpoint, or name it as `tokenizer` in the TOML file"
+        )
+    return found
 
 
 def load_model(source: Source, *, device: str) -> Encoder:
@@ -183,14 +201,14 @@ def load_model(source: Source, *, device: str) -> Encoder:
 
     state = read_checkpoint(path)
     if any(key.startswith("beit3.") for key in state):
-        return Beit3(path, state, vocabulary=source.tokenizer, device=device)
+        return Beit3(path, state, find_vocabulary(source, "beit3.spm"), device)
     if "text_encoder.encoder.layer.0.crossattention.self.query.weight" in state:
         raise NNNormError(
             f"checkpoint {path} is BLIP's; name Salesforce/blip-itm-base-coco or "
             "Salesforce/blip-itm-base-flickr instead, which have the same weights"
         )
     if any(key.startswith("visual_encoder.") for key in state):
-        return Albef(path, state, vocabulary=source.tokenizer, device=device)
+        return Albef(path, state, find_vocabulary(source, "vocab.txt"), device)
     raise NNNormError(
         f"checkpoint {path} is neither ALBEF's (visual_encoder.…) nor BEiT-3's "
         f"(beit3.…); its tensors begin with {next(iter(state), 'nothing')}"
@@ -198,20 +216,14 @@ def load_model(source: Source, *, device: str) -> Encoder:
 
 
 def encode_needed(
-    folder: EmbeddingFolder,
-    needed: Needed,
-    sources: Mapping[str, Source],
-    *,
-    device: str = "auto",
+    folder: EmbeddingFolder, needed: Needed, sources: Mapping[str, Source], *, device: str = "auto"
 ) -> None:
     """Encode rows, model by model; a model without embeddings matches pairs instead."""
-    for model in dict.fromkeys(model for model, _, _ in needed):
+    for model, group in groupby(sorted(needed), key=itemgetter(0)):
         source = sources[load_paper().models[model]]
         say(f"Loading {source.source}")
         encoder = load_model(source, device=device)
-        for (other, dataset, side), rows in needed.items():
-            if other != model:
-                continue
+        for _, dataset, side in group:
             place = folder.path(model, dataset)
             if side == "scores":
                 from reproduction.blip import match_to_files
@@ -219,6 +231,7 @@ def encode_needed(
                 match_to_files(encoder, *_list_pairs(folder, dataset), place)
             else:
                 say(f"Encoding {side} of {dataset} with {model}")
+                rows = needed[model, dataset, side]
                 fill_rows(encoder, side, folder.items(dataset, side), rows, place)
 
 
@@ -237,21 +250,17 @@ def _list_pairs(
 
 
 def fill_rows(
-    encoder: Encoder,
-    side: str,
-    items: Sequence[str],
-    rows: IntArray,
-    folder: Path,
-) -> None:
+    encoder: Encoder, side: str, items: Sequence[str], rows: IntArray, folder: Path
+) -> npt.NDArray[np.float32]:
     """Encode some rows into a file with a row per item; those that are done are kept."""
     make_folder(folder)
-    listed = hashlib.sha256(json.dumps([Path(item).name for item in items]).encode())
-    about = {**encoder.about, "n_rows": len(items), "items_sha256": listed.hexdigest()}
-    keep_about(folder / f"{side}.json", about)
-    matrix = RowFile(folder / f"{side}.npy", (len(items), encoder.dim))
+    about = {"n_rows": len(items), "items_sha256": digest_items(side, items)}
+    keep_about(folder / f"{side}.json", {**encoder.about, **about})
+    matrix = open_rows(folder / f"{side}.npy", (len(items), encoder.dim))
     encode = encoder.encode_images if side == "images" else encoder.encode_texts
-    missing = rows[~matrix.is_there[rows]]
+    missing = find_missing(matrix, rows)
     for start in range(0, len(missing), _ROWS):
         some = missing[start : start + _ROWS]
         say(f"{start:,} of {len(missing):,} rows")
-        matrix.write(some, encode([items[row] for row in some]))
+        matrix[some] = encode([items[row] for row in some])
+    return matrix

@@ -1,8 +1,8 @@
 """The paper's data: splits, VisoGender, and embeddings in their roles as queries and banks.
 
-    DIR/coco.json  flickr30k.json  visogender.tsv     pairs and splits
+    DIR/coco.json  flickr30k.json  visogender.json    pairs and splits
     DIR/clip/coco/images.npy  texts.npy               rows in the order of those files
-    DIR/clip/coco/images.rows.npy                     which rows are encoded; without it, all are
+    DIR/clip/coco/images.json                         what was encoded here; rows of NaN are missing
     DIR/blip-itm/coco/test-scores.npy                 scores of a model that has no embeddings
 
 Test is the test split with five captions per image. As many images of train are held out for
@@ -12,19 +12,21 @@ retrieval, the images that for text retrieval. Smaller shares are subsets of lar
 VisoGender's single-person table (OO) has a row per picture: 23 occupations, each with five people
 perceived as masculine by annotators and five as feminine, and an object. Pictures are given by URL;
 downloaded ones are found by number, such as ``OO_1.jpg``. The query for an occupation is "The
-{occupation} and their {object}"; all pictures together are the gallery.
+{occupation} and their {object}", the caption of each of its pictures; genders are the splits. All
+pictures together are the gallery.
 
 Missing files raise `NotThere`, so a missing model leaves out its own cells only. Messages name
 places inside the folder, never the folder itself: they go into captions.
 """
 
+import hashlib
 import json
-import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +36,7 @@ from nnnorm.datasets import Pairs, load_pairs
 from nnnorm.embeddings import Embeddings
 from nnnorm.encoders import open_image
 from nnnorm.evaluation import Task
-from nnnorm.files import write_whole
+from nnnorm.files import make_mapped, write_whole
 from nnnorm.tables import read_columns
 from reproduction.paper import Direction, load_paper
 
@@ -42,11 +44,9 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 SHARE = 0.2  # of train, where the paper says nothing else
 GENDERS = ("masculine", "feminine")
 _CAPTIONS = 5  # of a test or tuning image; references keep all of theirs
-_NAMES = {
-    "images": ("images.npy", "images", "images.npz", "images.parquet", "img_emb.npy", "img_emb"),
-    "texts": ("texts.npy", "texts", "texts.npz", "texts.parquet", "text_emb.npy", "text_emb"),
-}
+_FOLDERS = {"images": "img_emb", "texts": "text_emb"}  # of `nnnorm encode`
 _SCORES = ("test-scores.npy", "reference-scores.npy")
+_OCCUPATION = re.compile("The (.*) and their .*")
 _COLUMNS = ("IDX", "Occupation", "Object", "Occupation_perceived_gender")
 
 
@@ -63,12 +63,6 @@ class Part(NamedTuple):
     images: IntArray
     captions: IntArray
     image_of: IntArray
-
-    def truth(self, direction: Direction) -> IntArray:
-        """Return the image of each caption, or (query, item) pairs."""
-        if direction == "image":
-            return self.image_of
-        return np.stack([self.image_of, np.arange(len(self.image_of))], axis=1)
 
 
 class Splits(NamedTuple):
@@ -113,62 +107,28 @@ def _make_part(pairs: Pairs, images: IntArray, at_most: int | None) -> Part:
 # --- VisoGender -----------------------------------------------------------------------------------
 
 
-class VisoGender(NamedTuple):
-    """Pictures in the order of the table, with their occupations, objects and genders."""
-
-    numbers: tuple[str, ...]
-    images: tuple[str, ...]
-    occupations: tuple[str, ...]
-    objects: tuple[str, ...]
-    genders: tuple[str, ...]
-
-    @property
-    def questions(self) -> dict[str, str]:
-        """Occupation to its query; the most frequent object is used if there are several."""
-        found: dict[str, Counter[str]] = {}
-        for occupation, thing in zip(self.occupations, self.objects, strict=True):
-            found.setdefault(occupation, Counter())[thing] += 1
-        return {
-            occupation: f"The {occupation} and their {things.most_common(1)[0][0]}"
-            for occupation, things in found.items()
-        }
-
-
-def read_visogender(path: Path, images: Path = Path()) -> VisoGender:
+def read_visogender(path: Path, images: Path) -> Pairs:
     """Read the table; pictures are looked for in `images` by their number."""
     columns = read_columns(path, _COLUMNS)
-    numbers = columns["IDX"]
+    tidy = {n: [" ".join(c.replace("_", " ").split()) for c in columns[n]] for n in _COLUMNS[1:]}
+    numbers, (occupations, objects, genders) = columns["IDX"], tidy.values()
     if twice := [number for number, times in Counter(numbers).items() if times > 1]:
         raise NNNormError(f"{path}: IDX must be unique, but {twice[0]} is there twice")
-    genders = [gender.lower() for gender in columns["Occupation_perceived_gender"]]
-    for number, gender in zip(numbers, genders, strict=True):
-        if gender not in GENDERS:
+    splits: dict[str, Any] = {gender: [] for gender in GENDERS}
+    things: dict[str, Counter[str]] = {one: Counter() for one in occupations}
+    for row, gender in enumerate(genders):
+        if gender.lower() not in splits:
             raise NNNormError(
-                f"{path}: {number} has the perceived gender {gender!r}; expected "
+                f"{path}: {numbers[row]} has the perceived gender {gender!r}; expected "
                 f"{' or '.join(GENDERS)}"
             )
+        splits[gender.lower()].append(row)
+        things[occupations[row]][objects[row]] += 1
+    # The most frequent object is asked for if there are several.
+    captions = [f"The {one} and their {things[one].most_common(1)[0][0]}" for one in occupations]
     there = {file.stem: str(file) for file in sorted(images.iterdir())} if images.is_dir() else {}
-    occupations, objects = (
-        tuple(" ".join(cell.replace("_", " ").split()) for cell in columns[name])
-        for name in ("Occupation", "Object")
-    )
-    found = tuple(there.get(number, str(images / f"{number}.jpg")) for number in numbers)
-    return VisoGender(tuple(numbers), found, occupations, objects, tuple(genders))
-
-
-def save_visogender(found: VisoGender, folder: Path) -> tuple[Path, ...]:
-    """Write ``visogender.tsv`` and the lists of its pictures and queries into a folder."""
-    rows = zip(found.numbers, found.occupations, found.objects, found.genders, strict=True)
-    contents = {
-        "visogender-captions.txt": list(found.questions.values()),
-        "visogender-images.txt": list(found.images),
-        # The table last: if it exists, the lists do too.
-        "visogender.tsv": ["\t".join(cells) for cells in (_COLUMNS, *rows)],
-    }
-    for name, lines in contents.items():
-        text = "".join(f"{line}\n" for line in lines).encode()
-        write_whole(folder / name, lambda file, text=text: file.write(text))  # type: ignore[misc]
-    return tuple(folder / name for name in contents)
+    found = [there.get(number, str(images / f"{number}.jpg")) for number in numbers]
+    return Pairs("visogender", tuple(found), tuple(captions), np.arange(len(found)), splits)
 
 
 # --- embeddings in their roles --------------------------------------------------------------------
@@ -201,54 +161,51 @@ class Scores(NamedTuple):
     references: npt.NDArray[Any]
 
 
-class Material(Protocol):
+class Material:
     """Embeddings of one data set by one model, in the roles of the paper's protocol."""
 
-    def task(self, direction: Direction, part: str) -> Task:
-        """Return queries, gallery and truth of "test" or "validation"."""
+    def part(self, part: str) -> tuple[Any, Any, IntArray]:
+        """Return images and captions of "test" or "validation", and the image of each caption."""
+        raise NotImplementedError
 
-    def bank(self, direction: Direction, bank: str, share: float) -> Embeddings:
-        """Return references: queries of a training part."""
-
-    def gallery_bank(self, direction: Direction, share: float) -> Embeddings:
-        """Return gallery-side items of the data set's own training part."""
+    def references(self, bank: str, side: str, share: float) -> Embeddings:
+        """Return the images or texts of a share of a training part."""
+        raise NotImplementedError
 
     def show(self, direction: Direction) -> Shown:
         """Return queries and items of the test part as people see them."""
+        raise NotImplementedError
 
     def groups(self) -> Groups:
         """Return a gallery in groups, for the audit."""
+        raise NotImplementedError
 
     def scores(self) -> Scores:
         """Return ready scores, for models with cross-attention."""
+        raise NotImplementedError
+
+    def task(self, direction: Direction, part: str) -> Task:
+        """Return queries, gallery and truth of "test" or "validation"."""
+        images, captions, image_of = self.part(part)
+        if direction == "image":
+            return Task(captions, images, image_of)
+        return Task(images, captions, np.stack([image_of, np.arange(len(image_of))], axis=1))
 
 
-class RowFile:
-    """A matrix on disk that is filled by rows; a file next to it says which rows are there."""
+def open_rows(path: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
+    """Open a matrix on disk that is filled by rows, of NaN at first."""
+    if not path.exists():
+        new = path.with_suffix(".new")
+        matrix = make_mapped(new, np.float32, shape)
+        matrix[:] = np.nan
+        matrix.flush()  # type: ignore[attr-defined]
+        new.replace(path)
+    return np.load(path, mmap_mode="r+")
 
-    def __init__(self, path: Path, shape: tuple[int, int], fill: float = 0.0) -> None:
-        self._done = path.with_suffix(".rows.npy")
-        if not path.exists() or not self._done.exists():
-            # First, which rows are there: without it, the matrix would count as complete.
-            self._save(np.zeros(shape[0], dtype=bool))
-            new = path.with_suffix(".new")
-            matrix = np.lib.format.open_memmap(new, mode="w+", dtype=np.float32, shape=shape)
-            if fill:
-                matrix[:] = fill
-            matrix.flush()
-            new.replace(path)
-        self._matrix = np.load(path, mmap_mode="r+")
-        self.is_there: npt.NDArray[np.bool_] = np.load(self._done)
 
-    def write(self, rows: IntArray, values: npt.NDArray[np.float32]) -> None:
-        """Write rows; an interruption loses these at most."""
-        self._matrix[rows] = values
-        self._matrix.flush()  # before the rows are called finished
-        self.is_there[rows] = True
-        self._save(self.is_there)
-
-    def _save(self, is_there: npt.NDArray[np.bool_]) -> None:
-        write_whole(self._done, partial(np.save, arr=is_there))
+def find_missing(matrix: npt.NDArray[np.float32], rows: IntArray) -> IntArray:
+    """Find the rows that were not written, or not to their end."""
+    return rows[np.isnan(matrix.sum(axis=1))[rows]]
 
 
 def keep_about(path: Path, about: Mapping[str, Any]) -> None:
@@ -266,6 +223,12 @@ def keep_about(path: Path, about: Mapping[str, Any]) -> None:
         )
 
 
+def digest_items(side: str, items: Sequence[str]) -> str:
+    """Return a digest of texts, or of the names of images."""
+    listed = [Path(item).name for item in items] if side == "images" else list(items)
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+
 class EmbeddingFolder:
     """The folder given by `--embeddings`; `seed` is that of the protocol."""
 
@@ -273,9 +236,8 @@ class EmbeddingFolder:
         if not root.is_dir():
             raise NNNormError(f"{root} is not a folder; expected one with embeddings of the models")
         self.root, self._normalize, self._seed = root, normalize, seed
-        self.pairs = lru_cache(maxsize=None)(self._pairs)
-        self.part = lru_cache(maxsize=None)(self._part)
-        self._opened = lru_cache(maxsize=4)(self._open_whole)
+        self.pairs, self.part = cache(self._pairs), cache(self._part)
+        self._whole = lru_cache(maxsize=4)(self._open_whole)
 
     def open(self, model: str, dataset: str) -> "Encoded":
         """Return the material of a model and a data set, which may be missing."""
@@ -285,53 +247,34 @@ class EmbeddingFolder:
         """Return the folder of the embeddings of a data set by a model."""
         return self.root / load_paper().models.get(model, model) / dataset
 
+    def find(self, model: str, dataset: str, side: str) -> Path | None:
+        """Return where the images or texts of a model and data set are, if they are."""
+        suffixes, folder = (".npy", "", ".npz", ".parquet"), self.path(model, dataset)
+        paths = (folder / f"{name}{end}" for name in (side, _FOLDERS[side]) for end in suffixes)
+        return next((path for path in paths if path.exists()), None)
+
     def has(self, model: str, dataset: str) -> bool:
         """Return whether there are embeddings or scores of a model and data set."""
         if (self.path(model, dataset) / _SCORES[0]).exists():
             return True
-        listed = any((self.root / f"{dataset}{suffix}").exists() for suffix in (".json", ".tsv"))
-        return listed and all(self.has_side(model, dataset, side) for side in _NAMES)
+        listed = (self.root / f"{dataset}.json").exists()
+        return listed and all(self.find(model, dataset, side) for side in _FOLDERS)
 
-    def has_side(self, model: str, dataset: str, side: str) -> bool:
-        """Return whether there are images (or texts) of a model and data set."""
-        return any((self.path(model, dataset) / name).exists() for name in _NAMES[side])
-
-    def file(self, name: str) -> Path:
-        """Return the path of a file, or raise an error that says how to create it."""
-        path = self.root / name
-        if not path.exists():
-            how = "python -m reproduction --visogender" if "viso" in name else "nnnorm dataset"
-            raise NotThere(f"there is no {name}; `{how}` writes it")
-        return path
-
-    def visogender(self) -> VisoGender:
-        """Return VisoGender's table, with the pictures of its list."""
-        found = read_visogender(self.file("visogender.tsv"))
-        listed = self.root / "visogender-images.txt"
-        if listed.is_file():
-            found = found._replace(images=tuple(listed.read_text(encoding="utf-8").splitlines()))
-        return found
-
-    def rows(self, model: str, dataset: str, side: str, rows: Any = None) -> Embeddings:
-        """Return some rows of the images or texts of a model; None for all."""
-        folder = self.path(model, dataset)
-        name = next((name for name in _NAMES[side] if (folder / name).exists()), None)
-        if name is None:
-            there = folder.relative_to(self.root)
+    def rows(self, model: str, dataset: str, side: str, rows: IntArray) -> Embeddings:
+        """Return some rows of the images or texts of a model."""
+        path = self.find(model, dataset, side)
+        if path is None:
+            there = self.path(model, dataset).relative_to(self.root)
             raise NotThere(f"there are no {side} in {there}; --models or --encoder makes them")
-        encoded = (folder / name).with_suffix(".rows.npy")
-        if not encoded.exists():
-            whole = self._opened(model, dataset, side, folder / name)
-            return whole if rows is None else whole.subset(rows)
-        is_there = np.load(encoded)
-        rows = np.arange(len(is_there)) if rows is None else rows
-        if not is_there[rows].all():
+        if not path.with_suffix(".json").exists():
+            return self._whole(model, dataset, side, path).subset(rows)
+        matrix = np.load(path, mmap_mode="r")  # encoded here, perhaps not all of it
+        if len(missing := find_missing(matrix, rows)):
             raise NotThere(
-                f"{np.count_nonzero(~is_there[rows]):,} {side} of {model}, {dataset} are not "
-                "encoded yet; --models or --encoder does it"
+                f"{len(missing):,} {side} of {model}, {dataset} are not encoded yet; --models or "
+                "--encoder does it"
             )
-        stored = np.load(folder / name, mmap_mode="r")[rows]
-        return self._check(stored, model, dataset, side)
+        return self._check(matrix[rows], model, dataset, side)
 
     def _open_whole(self, model: str, dataset: str, side: str, path: Path) -> Embeddings:
         opened = self._check(path, model, dataset, side)
@@ -356,68 +299,64 @@ class EmbeddingFolder:
 
     def items(self, dataset: str, side: str) -> Sequence[str]:
         """Return the paths of the images, from where the lists are, or the captions."""
-        if dataset == "visogender":
-            table = self.visogender()
-            images, texts = table.images, tuple(table.questions.values())
-        else:
-            pairs = self.pairs(dataset)
-            images, texts = pairs.images, pairs.captions
-        return texts if side == "texts" else [str(self.root / image) for image in images]
+        pairs = self.pairs(dataset)
+        return pairs.captions if side == "texts" else [str(self.root / p) for p in pairs.images]
 
     def _pairs(self, dataset: str) -> Pairs:
-        return load_pairs(self.file(f"{dataset}.json"))
+        path = self.root / f"{dataset}.json"
+        if not path.exists():
+            viso = dataset == "visogender"
+            how = "python -m reproduction --visogender" if viso else "nnnorm dataset"
+            raise NotThere(f"there is no {path.name}; `{how}` writes it")
+        return load_pairs(path)
 
     def _part(self, dataset: str, part: str, share: float) -> Part:
         found: Part = getattr(split_pairs(self.pairs(dataset), share=share, seed=self._seed), part)
         return found
 
 
-class Encoded:
-    """`Material` from an `EmbeddingFolder`."""
+class Encoded(Material):
+    """Material from an `EmbeddingFolder`."""
 
     def __init__(self, folder: EmbeddingFolder, model: str, dataset: str) -> None:
         self._folder, self._model, self._dataset = folder, model, dataset
 
-    def task(self, direction: Direction, part: str) -> Task:
-        """Return queries, gallery and truth of a part."""
+    def part(self, part: str) -> tuple[Any, Any, IntArray]:
         some = self._folder.part(self._dataset, part, SHARE)
-        images, texts = (self._rows(self._dataset, side, some) for side in ("images", "texts"))
-        sides = (texts, images) if direction == "image" else (images, texts)
-        return Task(*sides, some.truth(direction))
+        images = self._folder.rows(self._model, self._dataset, "images", some.images)
+        captions = self._folder.rows(self._model, self._dataset, "texts", some.captions)
+        return images, captions, some.image_of
 
-    def bank(self, direction: Direction, bank: str, share: float) -> Embeddings:
-        """Return captions (or images) of the reference part of a data set."""
-        side = "texts" if direction == "image" else "images"
-        return self._rows(bank, side, self._folder.part(bank, "references", share))
-
-    def gallery_bank(self, direction: Direction, share: float) -> Embeddings:
-        """Return images (or captions) of the reference part of its own data set."""
-        side = "images" if direction == "image" else "texts"
-        part = self._folder.part(self._dataset, "references", share)
-        return self._rows(self._dataset, side, part)
+    def references(self, bank: str, side: str, share: float) -> Embeddings:
+        part = self._folder.part(bank, "references", share)
+        rows = part.images if side == "images" else part.captions
+        return self._folder.rows(self._model, bank, side, rows)
 
     def show(self, direction: Direction) -> Shown:
         """Return captions, and pictures if their files are still there."""
         part = self._folder.part(self._dataset, "test", SHARE)
-        every = self._folder.items(self._dataset, "images")
-        images = [every[row] for row in part.images]
-        captions = [self._folder.pairs(self._dataset).captions[row] for row in part.captions]
-        if direction == "text":
-            return Shown([Path(image).name for image in images], captions)
-        return _show_pictures(captions, images)
+        images, texts = (self._folder.items(self._dataset, side) for side in _FOLDERS)
+        captions = [texts[row] for row in part.captions]
+        shown = _show_pictures(captions, [images[row] for row in part.images])
+        return shown if direction == "image" else Shown(shown.items, captions)
 
     def groups(self) -> Groups:
-        """Return VisoGender's pictures and queries."""
-        about = self._folder.visogender()
+        """Return VisoGender's pictures, and the query of each occupation."""
+        pairs = self._folder.pairs("visogender")
+        genders = np.full(len(pairs.images), "", dtype=object)
+        for gender in GENDERS:
+            genders[pairs.split(gender)] = gender
+        chosen = np.sort(np.unique(pairs.captions, return_index=True)[1])
+        occupations = [_OCCUPATION.sub(r"\1", caption) for caption in pairs.captions]
         return Groups(
-            self._folder.rows(self._model, "visogender", "texts"),
-            self._folder.rows(self._model, "visogender", "images"),
-            about.genders,
-            about.occupations,
-            list(about.questions),
+            self._folder.rows(self._model, "visogender", "texts", chosen),
+            self._folder.rows(self._model, "visogender", "images", np.arange(len(genders))),
+            genders.tolist(),
+            occupations,
+            [occupations[row] for row in chosen],
             GENDERS,
             _show_pictures(
-                list(about.questions.values()), self._folder.items("visogender", "images")
+                [pairs.captions[row] for row in chosen], self._folder.items("visogender", "images")
             ),
         )
 
@@ -435,15 +374,11 @@ class Encoded:
             )
         return Scores(test, references)
 
-    def _rows(self, dataset: str, side: str, part: Part) -> Embeddings:
-        rows = part.images if side == "images" else part.captions
-        return self._folder.rows(self._model, dataset, side, rows)
-
 
 def _show_pictures(queries: Sequence[str], images: Sequence[str]) -> Shown:
     """Return pictures from their files, or the names of the files if the first is missing."""
     names = [Path(image).name for image in images]
-    if not os.path.isfile(images[0]):
+    if not Path(images[0]).is_file():
         return Shown(queries, names)
 
     def picture(item: int) -> npt.NDArray[np.uint8]:

@@ -324,12 +324,14 @@ class Runner:
         return self._material(there, "task", there.direction, part)
 
     def _bank(self, there: Experiment) -> Any:
-        return self._material(there, "bank", there.direction, there.bank, there.share)
+        side = "texts" if there.direction == "image" else "images"
+        return self._material(there, "references", there.bank, side, there.share)
 
     def _gallery_bank(self, there: Experiment) -> Any:
         if there.method not in TWO_BANKS:
             return None
-        return self._material(there, "gallery_bank", there.direction, there.share)
+        side = "images" if there.direction == "image" else "texts"
+        return self._material(there, "references", there.dataset, side, there.share)
 
     def _material(self, there: Experiment, what: str, *about: Any) -> Any:
         """Open material once per model; that of one model fits in memory, that of all doesn't."""

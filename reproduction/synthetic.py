@@ -14,7 +14,6 @@ import numpy.typing as npt
 from nnnorm import NNNormError, load_shapes, open_embeddings
 from nnnorm.datasets import SHAPES, read_scene
 from nnnorm.embeddings import Embeddings
-from nnnorm.evaluation import Task
 from reproduction.material import SHARE, Groups, Material, NotThere, Scores, Shown
 from reproduction.paper import Direction
 
@@ -30,7 +29,7 @@ NOTES = {
 }
 
 
-class _FivePerImage:
+class _FivePerImage(Material):
     """The common part: images in order, with five captions each."""
 
     name: str
@@ -42,27 +41,20 @@ class _FivePerImage:
     def _other_captions(self) -> Floats:
         raise NotImplementedError
 
-    def task(self, direction: Direction, part: str) -> Task:
+    def part(self, part: str) -> tuple[Any, Any, npt.NDArray[np.int64]]:
         rows = self._part(part)
         images, captions = (open_embeddings(side, name=f"{part} of {self.name}") for side in rows)
-        image_of = np.arange(len(captions)) // _PER_IMAGE
-        if direction == "image":
-            return Task(captions, images, image_of)
-        return Task(images, captions, np.stack([image_of, np.arange(len(captions))], axis=1))
+        return images, captions, np.arange(len(captions)) // _PER_IMAGE
 
-    def bank(self, direction: Direction, bank: str, share: float) -> Embeddings:
-        if bank == "own":
-            rows = self._share(share)[1 if direction == "image" else 0]
-        elif direction == "text":
+    def references(self, bank: str, side: str, share: float) -> Embeddings:
+        if bank != "other":
+            rows = self._share(share)[0 if side == "images" else 1]
+        elif side == "images":
             raise NotThere(f"{self.name} has no pictures of its other bank")
         else:
             other = self._other_captions()
             rows = other[_draw(len(other), share)]
         return open_embeddings(rows, name="references")
-
-    def gallery_bank(self, direction: Direction, share: float) -> Embeddings:
-        rows = self._share(share)[0 if direction == "image" else 1]
-        return open_embeddings(rows, name="gallery bank")
 
     def show(self, direction: Direction) -> Shown:
         images, captions = self._part("test")

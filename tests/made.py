@@ -79,13 +79,19 @@ def make_paper_folder(root, models=("clip",), n_train=150, n_test=10, dim=16):
             np.save(folder / "images.npy", images)
             np.save(folder / "texts.npy", _unit(texts + 0.6 * lean))
     made = make_visogender()
-    rows = zip(made.occupations, made.genders, strict=True)
-    lines = ["IDX\tOccupation\tObject\tOccupation_perceived_gender"]
-    lines += [f"OO_{n}\t{job}\tdesk\t{gender}" for n, (job, gender) in enumerate(rows)]
-    (root / "visogender.tsv").write_text("\n".join(lines))
+    genders = np.array(made.genders)
+    pairs = Pairs(
+        "visogender",
+        tuple(f"OO_{n}.jpg" for n in range(230)),
+        tuple(f"The {job} and their desk" for job in made.occupations),
+        np.arange(230),
+        {gender: np.flatnonzero(genders == gender) for gender in ("masculine", "feminine")},
+    )
+    save_pairs(pairs, root)
     (root / models[0] / "visogender").mkdir()
     np.save(root / models[0] / "visogender/images.npy", _unit(rng.normal(size=(230, dim)) + lean))
-    np.save(root / models[0] / "visogender/texts.npy", _unit(rng.normal(size=(23, dim)) + lean))
+    asked = _unit(rng.normal(size=(23, dim)) + lean)
+    np.save(root / models[0] / "visogender/texts.npy", np.repeat(asked, 10, axis=0))
     (root / "blip-itm/coco").mkdir(parents=True)
     scores = rng.normal(size=(n_test, n_test)) + 3 * np.eye(n_test)
     np.save(root / "blip-itm/coco/test-scores.npy", scores)

@@ -119,12 +119,12 @@ def test_a_failed_cell_is_said_after_everything_else_is_written(tmp_path):
 
 def test_a_table_without_material_is_left_out_of_several(tmp_path):
     root = make_paper_folder(tmp_path)
-    (root / "visogender.tsv").unlink()
+    (root / "visogender.json").unlink()
     tables = [part for name in ("gender", "k-sweep-image") for part in ("--table", name)]
     result = reproduce(*tables, "--embeddings", root, "--json")
     assert result.code == 0
     assert [table["table"] for table in json.loads(result.stdout)] == ["k-sweep-image"]
-    assert "Note: table gender is left out: there is no visogender.tsv" in result.stderr
+    assert "Note: table gender is left out: there is no visogender.json" in result.stderr
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_visogender_s_lists_are_pictures_and_questions(tmp_path):
     asked = ["--visogender", tmp_path / "OO.tsv", "--images", tmp_path]
     assert reproduce(*asked, "--embeddings", tmp_path / "lists").code == 0
     captions = (tmp_path / "lists/visogender-captions.txt").read_text()
-    assert captions == "The baker and their spoon\n"
+    assert captions == "The baker and their spoon\n" * 6
     images = (tmp_path / "lists/visogender-images.txt").read_text().splitlines()
     assert images[0] == str(tmp_path / "OO_0.jpg")
 

@@ -5,11 +5,11 @@ import pytest
 
 from nnnorm import NNNormError
 from nnnorm.datasets import Pairs, load_pairs
-from nnnorm.evaluation import open_truth
 from reproduction.material import (
     EmbeddingFolder,
     NotThere,
-    RowFile,
+    find_missing,
+    open_rows,
     read_visogender,
     split_pairs,
 )
@@ -68,16 +68,6 @@ def test_the_seed_decides():
     assert not np.array_equal(first.references.images, other.references.images)
 
 
-def test_the_truth_of_both_directions_says_the_same():
-    part = split_pairs(some_pairs()).test
-    by_caption = open_truth(part.truth("image"), n_queries=50, n_gallery=10)
-    by_image = open_truth(part.truth("text"), n_queries=10, n_gallery=50)
-    assert by_caption.counts.tolist() == [1] * 50
-    assert by_image.counts.tolist() == [5] * 10
-    assert by_image.items[by_image.queries == 3].tolist() == [15, 16, 17, 18, 19]
-    assert by_caption.items[15:20].tolist() == [3] * 5
-
-
 def test_too_few_train_images_are_rejected():
     with pytest.raises(NNNormError, match="has 10 train images, too few to hold out as many"):
         split_pairs(some_pairs(10, 10))
@@ -92,15 +82,7 @@ def test_a_test_image_without_captions_is_rejected():
 
 # --- VisoGender ---
 
-HEADER = [
-    "IDX",
-    "Sector",
-    "Occupation",
-    "Object",
-    "URL",
-    "Occupation_perceived_gender",
-    "Annotator",
-]
+HEADER = ["IDX", "Sector", "Occupation", "Object", "URL", "Occupation_perceived_gender", "By"]
 
 
 def line(number, occupation, thing, gender):
@@ -129,14 +111,17 @@ def test_pictures_are_found_by_their_number_whatever_their_suffix(table, tmp_pat
     assert found.images[0] == str(tmp_path / "OO_1.png")
     assert found.images[2] == str(tmp_path / "OO_3.jpeg")
     assert found.images[3] == str(tmp_path / "OO_4.jpg")
-    assert found.genders == ("masculine", "feminine", "feminine", "masculine", "masculine")
-
-
-def test_every_occupation_is_asked_once_with_its_most_frequent_object(table):
-    assert read_visogender(table).questions == {
-        "baker": "The baker and their mixing spoon",
-        "hair dresser": "The hair dresser and their mirror",
+    assert {name: rows.tolist() for name, rows in found.splits.items()} == {
+        "masculine": [0, 3, 4],
+        "feminine": [1, 2],
     }
+
+
+def test_every_occupation_is_asked_with_its_most_frequent_object(table, tmp_path):
+    assert read_visogender(table, tmp_path).captions == (
+        *["The baker and their mixing spoon"] * 2,
+        *["The hair dresser and their mirror"] * 3,
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +139,7 @@ def test_every_occupation_is_asked_once_with_its_most_frequent_object(table):
 def test_a_table_with_other_columns_or_values_is_rejected(table, old, new, words):
     table.write_text(table.read_text().replace(old, new))
     with pytest.raises(NNNormError, match=words):
-        read_visogender(table)
+        read_visogender(table, table.parent)
 
 
 # --- folders of embeddings ---
@@ -177,16 +162,16 @@ def test_tasks_and_banks_are_the_rows_of_the_protocol(root):
     np.testing.assert_array_equal(np.asarray(queries), images[parts.validation.images])
     np.testing.assert_array_equal(np.asarray(gallery), texts[parts.validation.captions])
     assert truth.shape == (50, 2)
-    bank = clip.bank("image", "coco", 0.5)
+    bank = clip.references("coco", "texts", 0.5)
     np.testing.assert_array_equal(np.asarray(bank), texts[parts.references.captions])
-    second = clip.gallery_bank("image", 0.5)
+    second = clip.references("coco", "images", 0.5)
     np.testing.assert_array_equal(np.asarray(second), images[parts.references.images])
 
 
 def test_a_foreign_bank_comes_from_the_other_data_set(root):
     texts = np.load(root / "clip/flickr30k/texts.npy")
     parts = split_pairs(load_pairs(root / "flickr30k.json"), share=0.2)
-    bank = EmbeddingFolder(root).open("CLIP", "coco").bank("image", "flickr30k", 0.2)
+    bank = EmbeddingFolder(root).open("CLIP", "coco").references("flickr30k", "texts", 0.2)
     np.testing.assert_array_equal(np.asarray(bank), texts[parts.references.captions])
 
 
@@ -222,21 +207,17 @@ def test_rows_that_are_not_encoded_yet_are_missing_and_others_are_read(root):
     clip = EmbeddingFolder(root).open("CLIP", "coco")
     expected = np.asarray(clip.task("image", "test").gallery)
     images = np.load(root / "clip/coco/images.npy")
-    encoded = np.zeros(len(images), dtype=bool)
-    encoded[load_pairs(root / "coco.json").split("test")] = True
-    np.save(root / "clip/coco/images.rows.npy", encoded)
-    np.save(root / "clip/coco/images.npy", images * encoded[:, None])
+    images[load_pairs(root / "coco.json").split("train")] = np.nan
+    np.save(root / "clip/coco/images.npy", images)
+    (root / "clip/coco/images.json").touch()
     clip = EmbeddingFolder(root).open("CLIP", "coco")
     np.testing.assert_array_equal(np.asarray(clip.task("image", "test").gallery), expected)
     with pytest.raises(NotThere, match="10 images of CLIP, coco are not encoded yet"):
         clip.task("image", "validation")
 
 
-def test_a_matrix_without_its_list_of_rows_is_never_taken_for_complete(tmp_path):
-    matrix = RowFile(tmp_path / "images.npy", (4, 2), -1.0)
-    matrix.write(np.array([2]), np.ones((1, 2), dtype=np.float32))
-    again = RowFile(tmp_path / "images.npy", (4, 2))
-    assert again.is_there.tolist() == [False, False, True, False]
-    np.testing.assert_array_equal(np.load(tmp_path / "images.npy")[1:3], [[-1, -1], [1, 1]])
-    (tmp_path / "images.rows.npy").unlink()
-    assert not RowFile(tmp_path / "images.npy", (4, 2)).is_there.any()
+def test_a_row_that_was_not_written_to_its_end_is_missing(tmp_path):
+    matrix, every = open_rows(tmp_path / "images.npy", (4, 3)), np.arange(4)
+    matrix[1, :2], matrix[2] = 1, 1
+    again = open_rows(tmp_path / "images.npy", (4, 3))
+    assert find_missing(again, every).tolist() == [0, 1, 3]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from nnnorm import NNN, DualSoftmax, NNNormError, audit, evaluate, open_embeddings
-from nnnorm.evaluation import Task, compare_occurrences, count_occurrences, measure_hubness
-from reproduction.material import EmbeddingFolder, NotThere, read_visogender
+from nnnorm.evaluation import compare_occurrences, count_occurrences, measure_hubness
+from reproduction.material import EmbeddingFolder, Material, NotThere
 from reproduction.paper import Experiment, Figure, find_tables
 from reproduction.run import Runner, run_table
-from tests.made import make_paper_folder
+from tests.made import make_paper_folder, make_visogender
 
 PLAIN = Experiment("recall_at_1", "CLIP", "coco")
 NNN_OWN = Experiment("recall_at_1", "CLIP", "coco", "image", "nnn", "coco", 0.2)
@@ -55,17 +55,17 @@ def authors_selection(task, references):
     return recalls
 
 
-class Losing:
+class Losing(Material):
     """Every correction of the paper's grid makes this search worse."""
 
-    def task(self, direction, part):
+    def part(self, part):
         items = np.eye(9, dtype=np.float32)[:8]
         # Half of the items are wanted, by a small margin, and the bank asks for all these.
         queries = 0.72 * items[:4] + 0.69 * items[4:]
-        sides = map(open_embeddings, (np.repeat(queries, 5, axis=0), items))
-        return Task(*sides, np.repeat(np.arange(4), 5))
+        sides = map(open_embeddings, (items, np.repeat(queries, 5, axis=0)))
+        return *sides, np.repeat(np.arange(4), 5)
 
-    def bank(self, direction, bank, share):
+    def references(self, bank, side, share):
         rows = np.eye(9, dtype=np.float32)
         return open_embeddings(np.repeat(0.95 * rows[:4] + 0.3 * rows[8], 130, axis=0))
 
@@ -87,7 +87,7 @@ def test_a_tuned_cell_is_tuned_as_the_authors_do_and_measured_on_test(
     folder, runner, direction, bank
 ):  # fmt: skip
     clip, there = folder.open("CLIP", "coco"), replace(NNN_OWN, direction=direction, bank=bank)
-    references = clip.bank(direction, bank, 0.2)
+    references = clip.references(bank, "texts" if direction == "image" else "images", 0.2)
     recalls = authors_selection(clip.task(direction, "validation"), references)
     setting = runner.measure(replace(there, metric="setting")).value
     assert recalls[setting] == max(recalls.values())
@@ -99,7 +99,9 @@ def test_a_tuned_cell_is_tuned_as_the_authors_do_and_measured_on_test(
 
 def test_a_loss_is_printed_as_a_loss_and_our_own_rule_stands_beside_it():
     losing = Losing()
-    recalls = authors_selection(losing.task("image", "test"), losing.bank("image", "own", 1.0))
+    recalls = authors_selection(
+        losing.task("image", "test"), losing.references("own", "texts", 1.0)
+    )
     assert max(recalls.values()) < 1  # which is that of no correction
     loser = Runner(lambda *_: losing)
     there = Experiment("gain", "x", "x", "image", "nnn", "own")
@@ -176,9 +178,9 @@ def test_dbnorm_uses_both_banks(folder, runner):
     clip = folder.open("CLIP", "coco")
     queries, gallery, truth = clip.task("image", "test")
     given = {"beta_query": 20.0, "beta_gallery": 5.0}
-    banks = clip.bank("image", "coco", 0.2), clip.gallery_bank("image", 0.2)
-    both = {"gallery_references": banks[1], "duplicates": "keep"}
-    bias = DualSoftmax(**given).fit(gallery, banks[0], **both)
+    bank, items = (clip.references("coco", side, 0.2) for side in ("texts", "images"))
+    both = {"gallery_references": items, "duplicates": "keep"}
+    bias = DualSoftmax(**given).fit(gallery, bank, **both)
     there = replace(NNN_OWN, method="dualis", params=given)
     expected = 100 * evaluate(queries, gallery, bias, truth=truth).recall(1)
     assert runner.measure(there).value == pytest.approx(expected)
@@ -187,7 +189,7 @@ def test_dbnorm_uses_both_banks(folder, runner):
 def test_given_settings_are_not_tuned(folder, runner):
     clip = folder.open("CLIP", "coco")
     queries, gallery, truth = clip.task("image", "test")
-    bank = clip.bank("image", "coco", 1.0)
+    bank = clip.references("coco", "texts", 1.0)
     bias = NNN(8, 0.75).fit(gallery, bank, duplicates="keep")
     there = replace(NNN_OWN, share=1.0, params={"reference_k": 8, "alpha": 0.75})
     done = evaluate(queries, gallery, bias, truth=truth)
@@ -204,10 +206,10 @@ def test_given_settings_are_not_tuned(folder, runner):
 
 
 @pytest.mark.slow
-def test_the_audit_is_visogender_s(folder, runner, root):
-    about = read_visogender(root / "visogender.tsv")
+def test_the_audit_is_visogender_s(folder, runner):
     queries, gallery, *_ = folder.open("CLIP", "visogender").groups()
-    bank = folder.open("CLIP", "visogender").bank("image", "coco", 1.0)
+    bank = folder.open("CLIP", "visogender").references("coco", "texts", 1.0)
+    about = make_visogender()
     found = audit(
         queries,
         gallery,
@@ -217,7 +219,7 @@ def test_the_audit_is_visogender_s(folder, runner, root):
         difference=("masculine", "feminine"),
         target="equal",
         labels=about.occupations,
-        query_labels=list(about.questions),
+        query_labels=about.asked,
     )
     (table,) = find_tables(["gender"])
     for cell in run_table(runner, table):

@@ -24,14 +24,13 @@ def test_shapes_have_tasks_and_banks_in_both_directions(shapes):
     queries, gallery, pairs = shapes.task("text", "validation")
     assert (len(queries), len(gallery)) == (1000, 5000)
     np.testing.assert_array_equal(pairs[:, 0], data.validation_truth)
-    assert len(shapes.bank("image", "own", 1.0)) == 20_000
-    assert len(shapes.bank("text", "own", 0.1)) == 400
-    assert len(shapes.bank("image", "other", 0.2)) == 1000
-    assert len(shapes.gallery_bank("text", 0.2)) == 4000
+    assert len(shapes.references("own", "texts", 1.0)) == 20_000
+    assert len(shapes.references("own", "images", 0.1)) == 400
+    assert len(shapes.references("other", "texts", 0.2)) == 1000
 
 
 def test_smaller_shares_are_pictures_with_all_their_captions(shapes):
-    images, captions = shapes.gallery_bank("image", 0.2), shapes.bank("image", "own", 0.2)
+    images, captions = (shapes.references("own", side, 0.2) for side in ("images", "texts"))
     data = load_shapes()
     first = np.flatnonzero((data.gallery_references == np.asarray(images)[0]).all(axis=1))[0]
     np.testing.assert_array_equal(
@@ -41,7 +40,7 @@ def test_smaller_shares_are_pictures_with_all_their_captions(shapes):
 
 def test_what_other_data_lack_is_said(shapes):
     with pytest.raises(NotThere, match="shapes has no pictures of its other bank"):
-        shapes.bank("text", "other", 1.0)
+        shapes.references("other", "images", 1.0)
 
 
 @pytest.mark.slow
@@ -84,11 +83,8 @@ class Fewer:
         n_queries, n_gallery = (1000, 200) if direction == "image" else (200, 1000)
         return Task(first(queries, n_queries), first(gallery, n_gallery), truth[:1000])
 
-    def bank(self, direction, bank, share):
-        return first(self._whole.bank(direction, bank, share), 2000)
-
-    def gallery_bank(self, direction, share):
-        return first(self._whole.gallery_bank(direction, share), 2000)
+    def references(self, *about):
+        return first(self._whole.references(*about), 2000)
 
 
 @pytest.mark.slow
