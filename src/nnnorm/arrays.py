@@ -232,6 +232,7 @@ def _open_parquet(
     path: Path, name: str, choose: Choose, *, in_parts: bool = False
 ) -> Iterator[tuple[Any, list[str]]]:
     """Open a file, and choose columns that fit in memory, packed or not, whole or in row groups."""
+    require("pyarrow", "parquet")
     parquet = require("pyarrow.parquet", "parquet")
     # Not all of it is read at once.
     with reading(name, "parquet"), parquet.ParquetFile(path, pre_buffer=False) as file:
@@ -276,9 +277,7 @@ def read_batches(
                 continue
             if found.null_count:
                 row = start + found.is_valid().to_pylist().index(False)
-                raise NNNormError(
-                    f"{name}: column {column!r} is empty in row {row}; remove the row"
-                )
+                raise NNNormError(f"{name}: column {column!r} is empty in row {row}; fill it")
             lengths = np.asarray(found.value_lengths())
             dim = int(lengths[0]) if dim is None else dim
             if len(wrong := np.flatnonzero(lengths != dim)):
