@@ -166,7 +166,7 @@ def test_a_null_row_is_refused_by_number(pa, save, path, fixed, row):
     words = refusal(path)
     if fixed and words.startswith("can't be read as parquet"):
         return  # before pyarrow 26 such a column can't be read at all
-    assert words == f"column 'embedding' is empty in row {row}; remove the row"
+    assert words == f"column 'embedding' is empty in row {row}; fill it"
 
 
 def test_a_null_among_the_numbers_is_refused_by_row_and_column(save, path):
@@ -191,7 +191,7 @@ def test_a_row_of_another_length_is_refused_by_number(save, path, group_size):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (None, "column 'embedding' is empty in row 69998; remove the row"),
+        (None, "column 'embedding' is empty in row 69998; fill it"),
         ([1.0], "all rows of 'embedding' must share dim; row 69998 has 1 numbers, row 0 has 2"),
     ],
     ids=["null", "another length"],
