@@ -204,7 +204,7 @@ def test_damaged_archives_get_one_sentence(tmp_path, gallery, name, n_bytes):
         path.write_bytes(damaged)
         run("info", path)
         if name == "truth.npy":
-            with pytest.raises(NNNormError, match="can't be read as .npy"):
+            with pytest.raises(NNNormError, match=r"can't be read as \.npy"):
                 read_truth(path)
 
 
