@@ -335,6 +335,6 @@ def test_parquet_files_have_a_column_of_groups(mixed, corrector):
         found = np.array(made.column(1).to_pylist(), dtype=np.float32)
         np.testing.assert_allclose(found, right, atol=1e-6)
     with pytest.raises(NNNormError, match="fitted with groups"):
-        make_worker(corrector)(pyarrow.table(rows))
+        make_worker(corrector)
     with pytest.raises(NNNormError, match="expected a column 'sort'"):
         make_worker(corrector, groups="sort")(pyarrow.table(rows))

@@ -23,6 +23,15 @@ TOPICS = {
     "augment_gallery augment_queries",
 }
 
+# Commands by task. Commands that aren't listed go last.
+TASKS = {
+    "Correct a search": "demo check fit search explore",
+    "Serve it from a vector database": "index",
+    "Keep it up to date": "bank extend drift calibrate scan",
+    "Measure and tune": "evaluate tune compare audit",
+    "Prepare data": "encode dataset info",
+}
+
 
 def on_files(files, config):
     """Add both reference pages."""

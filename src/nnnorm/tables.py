@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, TextIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.arrays import Ids, check_columns, check_names, read_batches, read_cells
+from nnnorm.arrays import Ids, check_columns, check_names, map_npy, read_batches, read_cells
 from nnnorm.errors import NNNormError, first_line
-from nnnorm.files import check_file
+from nnnorm.files import check_file, reading
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
@@ -102,12 +102,6 @@ def read_lines(path: PathLike) -> list[str]:
     return lines
 
 
-def read_jsonl(path: PathLike) -> list[dict[str, Any]]:
-    """Read a file with one JSON object per line."""
-    with _open_text(path) as file:
-        return [entry for _, entry in _objects(path, file)]
-
-
 def read_json(path: PathLike, what: str) -> Any:
     """Read a JSON file, or raise an error that says why it can't be read."""
     check_file(path, hint=f"expected {what}")
@@ -118,6 +112,17 @@ def read_json(path: PathLike, what: str) -> Any:
             f"{path} can't be read as JSON ({first_line(error)}); expected {what}. "
             "Is it truncated, or another kind of file?"
         ) from error
+
+
+def read_objects(path: PathLike) -> list[dict[str, Any]]:
+    """Read a JSON list of objects, or a .jsonl file with one per line."""
+    if Path(path).suffix.lower() == ".jsonl":
+        with _open_text(path) as file:
+            return [entry for _, entry in _objects(path, file)]
+    entries = read_json(path, "a list of objects")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise NNNormError(f"{path} must hold one JSON object per item")
+    return entries
 
 
 def _as_text(cell: Any, where: str, name: str, is_needed: bool) -> str:
@@ -191,6 +196,26 @@ def _open_text(path: PathLike) -> Iterator[TextIO]:
         raise NNNormError(
             f"{path}: line {number} is not UTF-8 text ({first_line(error)}); save the file as UTF-8"
         ) from error
+
+
+def read_ids(path: Path | None, what: str = "ids") -> Any:
+    """Read ids, labels or clicks from a .npy file, a JSON list, or a text with one per line."""
+    if path is None:
+        return None
+    expected = f"expected a .npy file, a .json list, or text with one of the {what} per line"
+    check_file(path, f"file of {what}", expected)
+    if path.suffix == ".json":
+        ids = read_json(path, f"a list of {what}")
+        if not isinstance(ids, list) or any(isinstance(one, (dict, list)) for one in ids):
+            raise NNNormError(f"{path} must hold a list of {what}, without lists or objects in it")
+        return ids
+    if path.suffix != ".npy":
+        with reading(path, what):
+            return path.read_text(encoding="utf-8-sig").splitlines()
+    array = map_npy(path)
+    if array.ndim != 1:
+        raise NNNormError(f"{what} must be one-dimensional; {path} has the shape {array.shape}")
+    return array
 
 
 def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:

@@ -86,12 +86,6 @@ def test_a_function_is_fitted_to_each_corpus_again(case, exact):
     assert fitted == [60, 20]
 
 
-def test_fewer_documents_than_are_asked_for_all_come_back(case):
-    index = CorrectedIndex(case.corrector)
-    index.add_documents(embed_all(case.texts[:3]), IDS[:3])
-    assert np.shape(ask(index, case, k=1000)[1]) == (12, 3)
-
-
 def test_wrong_use_is_named(case):
     with pytest.raises(NNNormError, match=r"corrector must be a Corrector, .*; got int"):
         CorrectedIndex(3)

@@ -9,7 +9,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -52,11 +52,8 @@ class IndexConfig:
     string_ids: bool
     columns: dict[str, Kind]
     created: dict[str, Any]
-    shift: float
-    scale: float
-    radius: float
-    lowest: float
-    highest: float
+    augmentation: Augmentation
+    bias_range: Sequence[float]
     reference_norms: Sequence[float] | None
     rotated: bool
     previous: int | None = None
@@ -69,20 +66,14 @@ class IndexConfig:
         try:
             if about.pop("format", None) != FORMAT:
                 raise TypeError
-            return cls(**about)
-        except TypeError:
-            raise NNNormError(
-                f"the index metadata of {name} can't be read; it was written by another version of "
-                "nnnorm, or is damaged: build the index again"
-            ) from None
+            return cls(**about | {"augmentation": Augmentation(**about["augmentation"])})
+        except (TypeError, KeyError):
+            problem = f"the index metadata of {name} is damaged, or of another version of nnnorm"
+            raise NNNormError(f"{problem}; build the index again") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
         return {"format": FORMAT, **asdict(self)}
-
-    @cached_property
-    def _augmentation(self) -> Augmentation:
-        return Augmentation("l2", self.shift, self.scale, self.radius)
 
     @property
     def width(self) -> int:
@@ -97,25 +88,21 @@ class IndexConfig:
         """Return the vectors to store, and the bias column if there is one."""
         if self.mode == "column":
             return rows, values
-        vectors = self._augmentation.extend_items(rows, values)
+        vectors = self.augmentation.extend_items(rows, values)
         return (vectors @ _rotation(self.width) if self.rotated else vectors), None
 
     def restore_items(self, items: Items) -> Items:
         """Turn stored items into the rows that were given, and their bias."""
         if self.mode == "column":
             return items
-        vectors = items.vectors
-        if self.rotated:
-            vectors = vectors @ _rotation(self.width).T
-        rows, values = self._augmentation.split_items(vectors)
-        return Items(items.ids, rows, values, items.metadata)
+        vectors = items.vectors @ _rotation(self.width).T if self.rotated else items.vectors
+        return Items(items.ids, *self.augmentation.split_items(vectors), items.metadata)
 
     # --- queries ---
 
     def open_queries(self, queries: Source, name: str) -> FloatArray:
         """Return the rows of queries, of unit norm if the items are."""
-        few = self._open_few(queries)
-        if few is not None:
+        if (few := self._open_few(queries)) is not None:
             return few
         opened = open_embeddings(
             queries, name="queries", normalize=self.unit or None, fingerprint=False
@@ -126,10 +113,9 @@ class IndexConfig:
                 "Were they encoded by different models?"
             )
         if not self.unit:
-            bounds = np.array([self.lowest, self.highest], dtype=np.float32)
             norms: Any = self.reference_norms and tuple(self.reference_norms)  # JSON has lists
-            known = Bias(bounds, 1.0, self.method, reference_norms=norms)
-            warn_of_scale(known, opened, self.weight)
+            known = np.array(self.bias_range, dtype=np.float32)
+            warn_of_scale(Bias(known, 1.0, self.method, reference_norms=norms), opened, self.weight)
         return opened.rows(0, len(opened))
 
     def _open_few(self, queries: Source) -> FloatArray | None:
@@ -147,25 +133,25 @@ class IndexConfig:
         """Return a weight that replaces the corrector's, or raise if float32 can't hold it."""
         if weight is None:
             return self.weight
-        return check_correction(weight, [self.lowest, self.highest])
+        return check_correction(weight, self.bias_range)
 
     def transform_queries(self, rows: FloatArray, weight: float) -> FloatArray:
         """Return what the engine is asked."""
         if self.mode == "column":
             return rows
-        asked = self._augmentation.extend_queries(rows, weight)
+        asked = self.augmentation.extend_queries(rows, weight)
         return asked @ _rotation(self.width) if self.rotated else asked
 
     def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
         """Turn the engine's scores into corrected scores."""
         if self.mode == "column":
             return scores
-        return self._augmentation.read_scores(scores, asked, weight, self.metric)
+        return self.augmentation.read_scores(scores, asked, weight, self.metric)
 
 
 def describe_corrector(corrector: Corrector) -> dict[str, Any]:
     """Return what the config of a version says about its corrector."""
-    bias, kept = corrector.bias, corrector.augmentation
+    bias = corrector.bias
     return {
         "corrector": corrector.fingerprint,
         "method": bias.method,
@@ -173,11 +159,8 @@ def describe_corrector(corrector: Corrector) -> dict[str, Any]:
         "reference_k": bias.reference_k,
         "dim": corrector.dim,
         "unit": corrector.unit or corrector.normalize,
-        "shift": kept.shift,
-        "scale": kept.scale,
-        "radius": kept.radius,
-        "lowest": float(bias.values.min()),
-        "highest": float(bias.values.max()),
+        "augmentation": corrector.augmentation,
+        "bias_range": (float(bias.values.min()), float(bias.values.max())),
         "reference_norms": bias.reference_norms,
     }
 
@@ -201,20 +184,18 @@ def bias_values(corrector: Corrector, rows: Embeddings, groups: Any = None) -> F
     return corrector.bias_for(rows, groups=groups).values
 
 
-def read_groups(groups: Any, items: Iterable[Any], metadata: Sequence[Metadata]) -> Any:
+def read_groups(groups: Any, ids: Ids, metadata: Sequence[Metadata]) -> Any:
     """Return the groups of items, given as they are, by id, or as a key of their metadata."""
-    if isinstance(groups, Mapping):
-        if missing := [own for own in items if own not in groups]:
-            raise NNNormError(f"groups has no label for the item {missing[0]!r}; add it")
-        return [groups[own] for own in items]
-    if not isinstance(groups, str):
+    items, problem = ids.tolist(), "groups has no label for the item {!r}; add it"
+    if isinstance(groups, str):
+        problem = f"the metadata of item {{!r}} has no key {groups!r}, which groups names"
+        pairs = zip(items, metadata, strict=True)
+        groups = {own: entry[groups] for own, entry in pairs if groups in entry}
+    if not isinstance(groups, Mapping):
         return groups
-    for own, entry in zip(items, metadata, strict=True):
-        if groups not in entry:
-            raise NNNormError(
-                f"the metadata of item {own!r} has no key {groups!r}, which groups names"
-            )
-    return [entry[groups] for entry in metadata]
+    if missing := [own for own in items if own not in groups]:
+        raise NNNormError(problem.format(missing[0]))
+    return [groups[own] for own in items]
 
 
 @dataclass(frozen=True)
@@ -250,29 +231,23 @@ def check_item_ids(ids: Any, n_items: int | None = None) -> Ids:
 
 def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[dict[str, Any]]:
     """Return plain JSON metadata per item, or raise before anything is written."""
-    if metadata is None:
-        return [{} for _ in range(n_items)]
-    entries = list(metadata)
+    entries = [{} for _ in range(n_items)] if metadata is None else list(metadata)
     if len(entries) != n_items:
-        raise NNNormError(
-            f"metadata must have one entry per item; got {len(entries):,} for {n_items:,} items"
-        )
+        raise NNNormError(f"metadata must be one per item; got {len(entries):,} for {n_items:,}")
     checked = []
     for row, entry in enumerate(entries):
-        if not isinstance(entry, Mapping):
+        if not isinstance(entry, Mapping) or not all(map(_is_key, entry)):
             raise NNNormError(
-                f"metadata of item {row} must be a mapping; got {type(entry).__name__}"
+                f"metadata of item {row} must be a mapping, and its keys text that doesn't begin "
+                f"with nnnorm_; got {reprlib.repr(entry)}"
             )
-        plain = {}
-        for key, value in entry.items():
-            if not isinstance(key, str) or not _is_text(key) or not key or key[:7] == "nnnorm_":
-                raise NNNormError(
-                    f"metadata keys must be text that doesn't begin with nnnorm_; item {row} has "
-                    f"{key!r:.60}"
-                )
-            plain[key] = _plain(value, f"metadata {key!r:.60} of item {row}")
-        checked.append(plain)
+        name = f"metadata {{!r:.60}} of item {row}"
+        checked.append({key: _plain(value, name.format(key)) for key, value in entry.items()})
     return checked
+
+
+def _is_key(key: Any) -> bool:
+    return isinstance(key, str) and bool(key) and _is_text(key) and not key.startswith("nnnorm_")
 
 
 def _plain(value: Any, name: str, depth: int = 0) -> Any:

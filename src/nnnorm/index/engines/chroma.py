@@ -72,10 +72,8 @@ class ChromaBackend(ServerBackend):
         found = self._get(name)
         found.modify(metadata={**found.metadata, "nnnorm": json.dumps(config)})
 
-    def _read_config(self, name: str) -> dict[str, Any] | None:
-        found = self._get(name)
-        stored: dict[str, Any] | None = json.loads(found.metadata.get("nnnorm") or "null")
-        return stored
+    def _read_config(self, name: str) -> Any:
+        return json.loads(self._get(name).metadata.get("nnnorm") or "null")
 
     def _delete(self, name: str) -> None:
         self.client.delete_collection(name)
@@ -133,9 +131,7 @@ class ChromaBackend(ServerBackend):
     def count(self, version: str) -> int:
         return int(self._get(self._name(version)).count())
 
-    def search(
-        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
-    ) -> Hits:
+    def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         found = self._get(self._name(version))
         own, rows = self._own(found), []
         for some in chunks(vectors, max(1, self.largest_k // k)):

@@ -76,10 +76,7 @@ class HnswlibBackend(FolderBackend):
 
     def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
         if not self.options.dim:
-            raise NNNormError(
-                f"{path} doesn't contain its dimension (hnswlib doesn't keep it); add it, as in "
-                "hnswlib:photos.hnsw?dim=512"
-            )
+            raise NNNormError(f"{path} doesn't have its dimension; add it, as in {path}?dim=512")
         index = self._load(path, self.options.dim)
         ids = np.array(index.get_ids_list(), dtype=np.int64)
         return ids, self._vectors(index, ids)

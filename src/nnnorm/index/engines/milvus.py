@@ -49,15 +49,10 @@ class MilvusBackend(ServerBackend):
         super().__init__(place, **options)
         self._in_memory: set[str] = set()
         if self.address and not self.is_server and not self.address.endswith(".db"):
-            raise NNNormError(
-                "the place of milvus must be a file that ends in .db, or the address of a server "
-                "(http://localhost:19530)"
-            )
+            raise NNNormError("the place of milvus must be a file that ends in .db, or a server")
         if not re.fullmatch(r"[A-Za-z_]\w*", self.collection, re.ASCII):
-            raise NNNormError(
-                "the option collection of milvus must have letters, digits and underscores; got "
-                f"{self.collection!r:.60}"
-            )
+            expected = "the option collection of milvus must have letters, digits and underscores"
+            raise NNNormError(f"{expected}; got {self.collection!r:.60}")
 
     def configure(self) -> None:
         self.is_exact = self.options.kind == "flat"
@@ -89,10 +84,9 @@ class MilvusBackend(ServerBackend):
         stored = {"nnnorm": json.dumps(config)}
         self.client.alter_collection_properties(name, properties=stored)
 
-    def _read_config(self, name: str) -> dict[str, Any] | None:
+    def _read_config(self, name: str) -> Any:
         about = self.client.describe_collection(name).get("properties") or {}
-        found: dict[str, Any] | None = json.loads(about.get("nnnorm") or "null")
-        return found
+        return json.loads(about.get("nnnorm") or "null")
 
     def _delete(self, name: str) -> None:
         self.client.drop_collection(name)
@@ -156,9 +150,7 @@ class MilvusBackend(ServerBackend):
         )
         return int(row["count(*)"])
 
-    def search(
-        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
-    ) -> Hits:
+    def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         params = {} if self.is_exact else {"ef": max(self.options.ef, k)}
         rows: list[list[tuple[Any, float]]] = []
         for some in chunks(vectors.tolist(), _QUERIES):

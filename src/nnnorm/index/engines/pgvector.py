@@ -6,10 +6,10 @@ SELECT id FROM photos ORDER BY (embedding <#> $q) + $alpha * bias LIMIT 10
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from nnnorm.errors import NNNormError, require, show_url
-from nnnorm.index.backend import FloatArray, Kind, whole
+from nnnorm.index.backend import FloatArray, Pairs, whole
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 
 _WIDEST = 1000  # of a search in a graph: a limit of pgvector
@@ -35,21 +35,14 @@ class PgvectorBackend(SqlBackend):
     options: PgvectorOptions
     created_by = ("kind", "links", "ef_construction")
     mark = "%s"
-    types: ClassVar[dict[Kind, str]] = {
-        "integer": "bigint",
-        "float": "double precision",
-        "boolean": "boolean",
-        "text": 'text COLLATE "C"',
-    }
+    types = "bigint", "double precision", "boolean", 'text COLLATE "C"'
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         super().__init__(place, **options)
         table = self.options.table
         if len(table.split(".")[-1].encode()) > _LONGEST or "%" in table or "?" in table:
-            raise NNNormError(
-                f"the option table of pgvector must have at most {_LONGEST} bytes, and no % or ?; "
-                f"got {table!r:.60}"
-            )
+            expected = f"must have at most {_LONGEST} bytes, and no % or ?"
+            raise NNNormError(f"the option table of pgvector {expected}; got {table!r:.60}")
         if self.address.startswith("/"):  # the rest of a URL
             slashes = "" if self.address.startswith("//") else "//"
             self.address = f"postgresql:{slashes}{self.address}"
@@ -117,11 +110,9 @@ class PgvectorBackend(SqlBackend):
             for own, vector, *others in rows:
                 copy.write_row([own, str(vector.tolist()), *others])
 
-    def _select(
-        self, version: str, vector: FloatArray, k: int, where: str, weight: float | None
-    ) -> list[tuple[Any, float]]:
+    def _select(self, version: str, vector: FloatArray, k: int, where: str, weight: float) -> Pairs:
         distance = "embedding <#> %s::vector"
-        if weight is not None:
+        if self.mode == "column":
             distance = f"({distance}) + {float(weight)!r} * bias"
         statement = (  # the distance is computed once
             f"SELECT id, {distance} AS nnnorm_distance FROM {self._table(version)} "

@@ -75,10 +75,9 @@ class QdrantBackend(ServerBackend):
     def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
         self.client.update_collection(name, metadata={"nnnorm": config})
 
-    def _read_config(self, name: str) -> dict[str, Any] | None:
+    def _read_config(self, name: str) -> Any:
         about = self.client.get_collection(name).config.metadata
-        found: dict[str, Any] | None = (about or {}).get("nnnorm")
-        return found
+        return (about or {}).get("nnnorm")
 
     def _delete(self, name: str) -> None:
         self.client.delete_collection(name)
@@ -135,9 +134,7 @@ class QdrantBackend(ServerBackend):
     def count(self, version: str) -> int:
         return int(self.client.count(self._name(version), exact=True).count)
 
-    def search(
-        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
-    ) -> Hits:
+    def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         models, params = self._models, None
         if not self.is_local:
             is_exact = self.options.kind == "flat"
