@@ -94,7 +94,7 @@ def test_a_fit_takes_a_bank_or_its_file_as_references(log, rng, tmp_path):
 
 def test_a_normalized_bank_and_a_raw_gallery_do_not_mix(log, rng):
     bank = Bank.of(log, normalize=True)
-    with pytest.raises(NNNormError, match=r"references is normalized and gallery is not"):
+    with pytest.raises(NNNormError, match="references has unit norms and gallery does not"):
         nnnorm.NNN().fit(10 * rng.normal(size=(50, 32)), bank)
     with pytest.raises(NNNormError, match="already normalized, but normalize is False"):
         nnnorm.NNN().fit(rng.normal(size=(50, 32)), bank, normalize=False)

@@ -138,7 +138,7 @@ def test_a_bank_gives_the_numbers_of_its_rows(made, tmp_path):
     bank.save(tmp_path / "bank.safetensors")
     from_file = Corrector.fit(made.gallery, tmp_path / "bank.safetensors", normalize=True)
     assert from_file.fingerprint == corrector.fingerprint
-    with pytest.raises(NNNormError, match="gallery is not"):
+    with pytest.raises(NNNormError, match="gallery does not"):
         Corrector.fit(3 * made.gallery, bank)
 
 
@@ -282,7 +282,7 @@ def test_a_corrector_that_normalizes_takes_rows_of_any_norm_and_one_of_unit_rows
 
 def test_a_gallery_that_is_normalized_rejects_a_bank_that_is_not(made):
     opened = nnnorm.open_embeddings(made.gallery, name="gallery", normalize=True)
-    with pytest.raises(NNNormError, match="gallery is normalized and references is not"):
+    with pytest.raises(NNNormError, match="gallery has unit norms and references does not"):
         Corrector.fit(opened, 3 * made.references)
 
 

@@ -10,7 +10,7 @@ Adding A and then B gives the bank of A and B at once, as far as equal rows are 
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
@@ -54,6 +54,7 @@ class _Kept(NamedTuple):
         return _Kept(*(some[which] for some in self))
 
 
+@dataclass(eq=False, repr=False)
 class Bank:
     """Past queries, every unique one once.
 
@@ -71,9 +72,16 @@ class Bank:
     array([1., 1.], dtype=float32)
     """
 
-    def __init__(self, kept: _Kept, about: dict[str, Any]) -> None:
-        self._kept, self._about = kept, about
-        self._opened: Embeddings | None = None
+    _kept: _Kept
+    # Number of queries that were added so far, and that `forget` dropped, copies included.
+    n_seen: int
+    n_forgotten: int
+    created: str
+    # Whether rows are divided by their norms.
+    normalized: bool
+    max_references: int | None
+    seed: int
+    _opened: Embeddings | None = None
 
     @classmethod
     def of(
@@ -130,16 +138,11 @@ class Bank:
                 raise NNNormError(
                     f"{name} must be a whole number of at least {least}; got {value!r}"
                 )
-        about = {
-            "n_seen": 0,
-            "n_forgotten": 0,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "normalized": bool(normalize or getattr(references, "normalized", False)),
-            "max_references": None if max_references is None else int(max_references),
-            "seed": int(seed),
-        }
+        is_unit = bool(normalize or getattr(references, "normalized", False))
+        most = None if max_references is None else int(max_references)
         empty = np.empty((0, 0), np.float16), np.empty(0, np.float32), np.empty(0, np.int64)
-        bank = cls(_Kept(*empty, np.empty(0)), about)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        bank = cls(_Kept(*empty, np.empty(0)), 0, 0, created, is_unit, most, int(seed))
         bank._absorb(references, "references", times, counts, column, normalize, progress)
         return bank
 
@@ -163,24 +166,9 @@ class Bank:
         return int(self._kept.rows.shape[1])
 
     @property
-    def n_seen(self) -> int:
-        """Number of queries that were added so far, copies and forgotten ones included."""
-        return int(self._about["n_seen"])
-
-    @property
-    def n_forgotten(self) -> int:
-        """Number of queries that `forget` dropped, copies included."""
-        return int(self._about["n_forgotten"])
-
-    @property
     def is_sample(self) -> bool:
         """Whether these are a random sample of more unique queries."""
-        return int(self.counts.sum()) < self.n_seen - self.n_forgotten
-
-    @property
-    def normalized(self) -> bool:
-        """Whether rows are divided by their norms."""
-        return bool(self._about["normalized"])
+        return int(self._kept.counts.sum()) < self.n_seen - self.n_forgotten
 
     @property
     def rows(self) -> FloatArray:
@@ -239,7 +227,7 @@ class Bank:
             "n_unique": len(self),
             "references_sampled": self.is_sample,
             "dim": self.dim,
-            **self._about,
+            **{name: getattr(self, name) for name in _SETTINGS},
             "oldest_seen": float(seen.min()) if has_times else None,
             "last_seen": float(seen.max()) if has_times else None,
             "near_copy": NEAR_COPY,
@@ -306,7 +294,7 @@ class Bank:
                 f"before {before} would leave none of the {len(self):,} unique queries, which were "
                 f"seen {describe_times(self)}; pass an earlier time"
             )
-        self._about["n_forgotten"] += int(self.counts[~is_kept].sum())
+        self.n_forgotten += int(self.counts[~is_kept].sum())
         self._kept, self._opened = self._kept.take(np.flatnonzero(is_kept)), None
 
     def _absorb(
@@ -323,7 +311,7 @@ class Bank:
         parts, name, n_rows = _open(source, role, times, counts, column, normalize)
         kept, unique = self._kept, None
         n_seen, low, high, latest = 0, np.inf, 0.0, -np.inf
-        most: Any = self._about["max_references"] or np.inf
+        most: Any = self.max_references or np.inf
         for start, rows, when, how_often in parts:
             if not len(kept.rows):
                 kept = kept._replace(rows=np.empty((0, rows.shape[1]), np.float16))
@@ -354,7 +342,7 @@ class Bank:
             known = float(self._kept.norms.min()), float(self._kept.norms.max())
             check_like_norms(name, (low, high), known, "rows of the bank")
         self._kept, self._opened = self._sample(kept, most), None
-        self._about["n_seen"] += n_seen
+        self.n_seen += n_seen
         if latest > datetime.now(UTC).timestamp() + _A_DAY:
             warn(
                 f"{name} has rows dated in the future, up to "
@@ -368,7 +356,7 @@ class Bank:
         if len(kept.rows) <= most:
             return kept
         # The same row is as lucky in any order and any file.
-        seed = str(self._about["seed"]).encode()
+        seed = str(self.seed).encode()
         luck = [blake2b(row.tobytes(), digest_size=8, key=seed).digest() for row in kept.rows]
         order = np.argsort(np.frombuffer(b"".join(luck), dtype="<u8"))
         return kept.take(np.sort(order[-int(most) :]))
@@ -402,7 +390,7 @@ class Bank:
         arrays, about = load_record(path, "bank", _MAKER)
         try:
             kept = _Kept(*(arrays[name] for name in _Kept._fields))
-            return cls(kept, {name: about[name] for name in _SETTINGS})
+            return cls(kept, **{name: about[name] for name in _SETTINGS})
         except KeyError as error:
             raise damaged(path, "bank", _MAKER, error) from error
 

@@ -29,6 +29,12 @@ _BLOCK_BYTES = 16 * 2**20
 _NO_NAME = "embeddings"
 # Norms that differ by more than this share of the largest suggest that cosine was meant.
 EQUAL_NORMS = 0.01
+# What to do with arrays of another type, by its kind.
+_HINTS = {
+    "i": "these look like truth or row numbers; were the arguments swapped?",
+    "O": "pass the numbers alone: frame[columns].to_numpy(), or numpy.stack(column) of lists",
+    "U": "encode texts first: nnnorm.encoders.load_encoder(MODEL).encode_texts(texts)",
+}
 # Products of two such sides come near the smallest float32, or vanish.
 _LEAST_NORM = 1e-15
 
@@ -352,31 +358,16 @@ def _read_source(
                 "(torch: tensor.detach().cpu().float())"
             ) from error
     for part in parts:
-        kind = type(source).__name__
-        if part.dtype.kind == "O" and part.ndim == 0:
-            order = "; the order is (queries, gallery, bias)" if kind == "Bias" else ""
-            raise NNNormError(f"{name}: got a {kind} where an array or a path was expected{order}")
-        if part.dtype.kind == "O":
+        kind, is_wide = part.dtype.kind, part.dtype.itemsize > 1
+        if kind == "O" and part.ndim == 0:
+            got = type(source).__name__
+            order = "; the order is (queries, gallery, bias)" if got == "Bias" else ""
+            raise NNNormError(f"{name}: got a {got} where an array or a path was expected{order}")
+        if kind != "f" or part.dtype.itemsize not in (2, 4, 8):
+            hint = _HINTS.get("i" if kind == "u" and is_wide else kind) if is_wide else None
             raise NNNormError(
-                f"{name} must be float16, float32 or float64; got a {kind} of Python objects. Pass "
-                "the numbers alone: frame[columns].to_numpy(), or numpy.stack(column) for a column "
-                "of lists"
-            )
-        if part.dtype.kind in "iu" and part.dtype.itemsize > 1 and expected == "(n_rows, dim)":
-            raise NNNormError(
-                f"{name} holds integers ({part.dtype}, shape {part.shape}), which look like "
-                "truth or row numbers; expected embeddings of shape (n_rows, dim), float16, "
-                "float32 or float64. Were the arguments swapped?"
-            )
-        if part.dtype.kind in "US":
-            raise NNNormError(
-                f"{name} holds texts; expected their embeddings: encode them with your model, or "
-                "with nnnorm.encoders.load_encoder(MODEL).encode_texts(texts)"
-            )
-        if part.dtype.kind != "f" or part.dtype.itemsize not in (2, 4, 8):
-            raise NNNormError(
-                f"{name} must be float16, float32 or float64; got {part.dtype}: convert with "
-                ".astype(numpy.float32)"
+                f"{name} must be float16, float32 or float64; got {part.dtype}, shape "
+                f"{part.shape}: {hint or 'convert with .astype(numpy.float32)'}"
             )
         if part.ndim != 2:
             hint = "; a single row needs [None, :]" if part.ndim == 1 else ""
@@ -427,19 +418,16 @@ def check_same_norms(
         return
     unit, other = (first, second) if is_unit[0] else (second, first)
     low, high = other.norm_range
-    norms = f"norms {low:.3g} to {high:.3g}"
+    message = (
+        f"{unit.name} has unit norms and {other.name} does not (norms {low:.3g} to {high:.3g}); "
+        "for cosine pass normalize=True (--normalize), and if inner products are meant, open both "
+        "with normalize=False (--no-normalize)"
+    )
     if unit.normalized:
-        raise NNNormError(
-            f"{unit.name} is normalized and {other.name} is not ({norms}); pass normalize=True "
-            "(--normalize) for both, or open both without it"
-        )
+        raise NNNormError(message)
     # Norms that differ within one side have been warned of when it was opened.
     if normalize is None and high - low <= EQUAL_NORMS * high:
-        warn(
-            f"{unit.name} has unit norms and {other.name} does not ({norms}); for cosine pass "
-            "normalize=True (--normalize), and if inner products are meant, normalize=False "
-            "(--no-normalize)"
-        )
+        warn(message)
 
 
 def check_like_norms(

@@ -26,7 +26,7 @@ from nnnorm.embeddings import (
     open_embeddings,
 )
 from nnnorm.errors import NNNormError, check_count, check_number, check_type, warn
-from nnnorm.files import Progress, unreadable, write_whole
+from nnnorm.files import Progress, check_file, reading, write_whole
 from nnnorm.methods import published_product
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, TopK, fill_rows, top_k
 from nnnorm.tables import check_ids
@@ -120,9 +120,8 @@ class Ranking:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no ranking file nowhere.npz; ...
         """
-        if not os.path.isfile(path):
-            raise NNNormError(f"there is no ranking file {path}; make one with: nnnorm search -o")
-        try:
+        check_file(path, "ranking file", "make one with: nnnorm search -o")
+        with reading(path, "a ranking"):
             arrays = read_npz(path)
             scores, indices = arrays["scores"], arrays["indices"]
             if scores.ndim != 2 or scores.shape != indices.shape:
@@ -136,10 +135,6 @@ class Ranking:
             ):
                 raise ValueError(f"confidence {confidence.dtype} of shape {confidence.shape}")
             return cls(scores, indices, arrays.get("ids"), confidence, arrays.get("parents"))
-        except NNNormError:
-            raise
-        except Exception as error:  # numpy, zipfile and zlib each raise their own kind here
-            raise unreadable(path, "a ranking", error) from error
 
 
 def search(
