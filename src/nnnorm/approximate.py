@@ -17,7 +17,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -116,10 +116,12 @@ class ListModel:
         progress: Progress | None = None,
     ) -> tuple[FloatArray, dict[str, Any]]:
         """Estimate m_k of the gallery that the model was trained on; also say how."""
-        found = _probe(products.rows, self.lists, self.k, self.quality, memory_budget, progress)
-        values = found.means + _predict(self.weights, found.features).astype(np.float32)
+        values, features, n_candidates = _probe(
+            products.rows, self.lists, self.k, self.quality, memory_budget, progress
+        )
+        values += _predict(self.weights, features).astype(np.float32)
         # Items with fewer than k candidates are computed exactly.
-        short = np.flatnonzero(found.n_candidates < self.k)
+        short = np.flatnonzero(n_candidates < self.k)
         if len(short):
             some = products.some_rows(short)
             values[short] = top_means(some, self.k, memory_budget=memory_budget)
@@ -144,15 +146,13 @@ def learn_lists(
     n_lists = _count_lists(n_gallery, n_references, quality)
     lists = InvertedLists(products.columns, n_lists, rng, memory_budget)
     items = products.rows.subset(sample.rows)
-    found = _probe(items, lists, k, quality, memory_budget, None)
-    complete = found.n_candidates >= k
+    means, features, n_candidates = _probe(items, lists, k, quality, memory_budget)
+    complete = n_candidates >= k
     if complete.sum() < len(sample.rows) / 2:
         return None
-    missed = (sample.exact - found.means)[complete]
-    weights, error = _learn_missed(found.features[complete], missed, rng)
+    weights, error = _learn_missed(features[complete], (sample.exact - means)[complete], rng)
     spread = float(sample.exact.std())
-    error = error / spread if spread else 0.0
-    return ListModel(lists, k, quality, weights, sample, error)
+    return ListModel(lists, k, quality, weights, sample, error / spread if spread else 0.0)
 
 
 # --- inverted lists ----------------------------------------------------------------------------
@@ -162,11 +162,7 @@ class InvertedLists:
     """References clustered into lists, none more than twice as long as the average."""
 
     def __init__(
-        self,
-        references: Embeddings,
-        n_lists: int,
-        rng: np.random.Generator,
-        memory_budget: int,
+        self, references: Embeddings, n_lists: int, rng: np.random.Generator, memory_budget: int
     ) -> None:
         n = len(references)
         sample = references.take(np.sort(rng.choice(n, min(n, 16 * n_lists), replace=False)))
@@ -234,22 +230,15 @@ def best_lists(scores: FloatArray, n_probes: int) -> IntArray:
     return (found % n_lists).reshape(n_items, n_probes)
 
 
-class Found(NamedTuple):
-    """Per item: mean of the k best scores found, features, and number of candidates."""
-
-    means: FloatArray
-    features: FloatArray
-    n_candidates: IntArray
-
-
 def _probe(
     gallery: Embeddings,
     bank: InvertedLists,
     k: int,
     n_probes: int,
     memory_budget: int,
-    progress: Progress | None,
-) -> Found:
+    progress: Progress | None = None,
+) -> tuple[FloatArray, FloatArray, IntArray]:
+    """Per item: mean of the k best scores found, features, and number of candidates."""
     n_gallery, dim = gallery.shape
     n_probes = min(n_probes, len(bank))
     ranks = _rank_edges(k)
@@ -292,7 +281,7 @@ def _probe(
 
     for _ in strips_in_order(probe, n_gallery, n_strip, stop):
         pass
-    return Found(means, features, n_candidates)
+    return means, features, n_candidates
 
 
 def _score_lists(

@@ -30,7 +30,7 @@ from nnnorm.embeddings import (
     open_embeddings,
 )
 from nnnorm.errors import NNNormError, warn
-from nnnorm.files import Progress, damaged, load_record, save_record
+from nnnorm.files import Progress, load_record, save_record
 from nnnorm.tables import TABLE_SUFFIXES, LogPart, is_log, read_counts, read_log, read_times
 from nnnorm.version import __version__
 
@@ -56,9 +56,9 @@ class _Kept(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Bank:
-    """Past queries, every unique one once.
+    """Unique past queries, with the number of times each was asked.
 
-    Made by `Bank.of` or `Bank.load`. `add` and `forget` change it in place.
+    Create one with `Bank.of` or `Bank.load`. `add` and `forget` change it in place.
 
     Examples
     --------
@@ -96,20 +96,20 @@ class Bank:
         normalize: bool | None = None,
         progress: Progress | None = None,
     ) -> "Bank":
-        """Make a bank of an array, a file of embeddings, or a query log.
+        """Create a bank from an array, a file of embeddings, or a query log.
 
         Parameters
         ----------
         references : array or path, shape (n_references, dim)
-            Past queries, in the order in which they came. A query log (``.parquet``, ``.csv``,
-            ``.tsv`` or ``.jsonl``) is read in parts within bounded memory.
+            Past queries in order. A query log (``.parquet``, ``.csv``, ``.tsv`` or ``.jsonl``) is
+            read in parts, with limited memory.
         times : sequence or str, optional
-            When each came: dates, or seconds since 1970. Of a log, the name of a column. Needed
-            for `forget`.
+            When each query was asked: dates, or seconds since 1970. For a log, the name of a
+            column. Needed for `forget`.
         counts : sequence of int or str, optional
-            How often each was asked. Of a log, the name of a column.
+            How often each query was asked. For a log, the name of a column.
         column : str
-            The column of a log with a list of numbers in every row.
+            The column of a log that has the embeddings, a list of numbers per row.
         max_references : int, optional
             If there are more unique queries, keep a random sample of this size. By default all are
             kept.
@@ -118,7 +118,7 @@ class Bank:
         normalize : bool, optional
             True divides every row by its norm, now and in `add`; see `open_embeddings`.
         progress : callable, optional
-            Called with ``(done, total)``; of a log with ``(done, done)``.
+            Called with ``(done, total)``; for a log, with ``(done, done)``.
 
         Returns
         -------
@@ -167,14 +167,14 @@ class Bank:
 
     @property
     def is_sample(self) -> bool:
-        """Whether these are a random sample of more unique queries."""
+        """Whether the bank is a random sample of the unique queries."""
         return int(self._kept.counts.sum()) < self.n_seen - self.n_forgotten
 
     @property
     def rows(self) -> FloatArray:
         """The unique queries in the order of arrival, read-only, shape ``(n_unique, dim)``.
 
-        Unit rows in float16 if the bank is normalized, else float32 with the norms they had.
+        Unit rows in float16 if the bank is normalized, otherwise float32 rows with their own norms.
         """
         rows: FloatArray = self._kept.rows[:]
         if not self.normalized:
@@ -184,22 +184,22 @@ class Bank:
 
     @property
     def counts(self) -> IntArray:
-        """How many queries each unique query stands for, shape ``(n_unique,)``."""
+        """How often each unique query was asked, shape ``(n_unique,)``."""
         return self._kept.counts.copy()
 
     @property
     def last_seen(self) -> npt.NDArray[np.datetime64] | None:
-        """When each was last asked, datetime64 in UTC; None without times."""
+        """When each query was last asked, datetime64 in UTC; None without times."""
         seen = self._kept.last_seen
         return None if np.isneginf(seen[0]) else (seen * 1e6).round().astype("datetime64[us]")
 
     @property
     def fingerprint(self) -> str:
-        """Of the rows, as `Embeddings.fingerprint`; another row or order gives another."""
+        """Fingerprint of the rows and their order, as in `Embeddings.fingerprint`."""
         return self.embeddings().fingerprint
 
     def embeddings(self) -> Embeddings:
-        """The rows as a method or a search reads them.
+        """The rows as `Embeddings`.
 
         Examples
         --------
@@ -214,7 +214,7 @@ class Bank:
         return self._opened
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the numbers of single queries, ready for JSON.
+        """Return the metadata of the bank, ready for JSON.
 
         Examples
         --------
@@ -246,13 +246,13 @@ class Bank:
         column: str = "embedding",
         progress: Progress | None = None,
     ) -> None:
-        """Add queries that came later.
+        """Add later queries.
 
         Parameters
         ----------
         queries : array or path, shape (n_queries, dim)
         times, counts, column, progress : optional
-            As in `of`; times are needed if and only if the bank has them.
+            As in `of`. Pass times if and only if the bank has them.
 
         Examples
         --------
@@ -268,7 +268,7 @@ class Bank:
         self._absorb(queries, "queries", times, counts, column, self.normalized, progress)
 
     def forget(self, *, before: Any) -> None:
-        """Drop the queries that were last asked before a time.
+        """Drop queries that were last asked before a time.
 
         Parameters
         ----------
@@ -364,7 +364,7 @@ class Bank:
     # --- files -------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one `.safetensors` file, whole or not at all.
+        """Write a `.safetensors` file, completely or not at all.
 
         Examples
         --------
@@ -387,12 +387,12 @@ class Bank:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bank file nowhere.safetensors; ...
         """
-        arrays, about = load_record(path, "bank", _MAKER)
-        try:
+
+        def build(arrays: dict[str, Any], about: dict[str, Any]) -> Bank:
             kept = _Kept(*(arrays[name] for name in _Kept._fields))
             return cls(kept, **{name: about[name] for name in _SETTINGS})
-        except KeyError as error:
-            raise damaged(path, "bank", _MAKER, error) from error
+
+        return load_record(path, "bank", _MAKER, build)
 
 
 def describe_times(bank: Bank) -> str:

@@ -125,15 +125,15 @@ _STEPS = np.linspace(0, 1, 101)
 
 
 def calibrate(confidence: npt.ArrayLike, is_right: npt.ArrayLike | None = None) -> Calibration:
-    """Learn what the confidence of a search means, from queries like those to come.
+    """Convert the confidence of searches to probabilities, from a sample of queries.
 
     Parameters
     ----------
     confidence : array, shape (n_queries,)
-        `Ranking.confidence`, of queries that have hits.
+        `Ranking.confidence` of queries with hits.
     is_right : array of bool, shape (n_queries,), optional
-        Whether the first hit of each query is right; about 300 are enough, 50 the least. Without
-        labels, the calibration has shares of queries, but no probabilities.
+        Whether the first hit of each query is right. About 300 labels are enough; 50 are the
+        minimum. Without labels, the calibration has shares of queries, but no probabilities.
 
     Returns
     -------

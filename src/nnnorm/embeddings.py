@@ -269,22 +269,21 @@ def open_embeddings(
         only array, or the one named ``embedding``), ``.parquet`` (column ``embedding``), or a
         folder of such shards in clip-retrieval's layout.
     name : str, optional
-        The name of the argument, for messages: ``"gallery"``, ``"queries"``, ``"references"``. The
-        first name that is given stays.
+        The name of the argument in messages: ``"gallery"``, ``"queries"``, ``"references"``. If the
+        embeddings have a name, it stays.
     normalize : bool, optional
-        True divides every row by its norm when it is read, so that scores are cosines. False keeps
-        raw inner products. None does so too, with a warning if norms differ by more than 1 %.
+        True divides every row by its norm, so scores are cosines. False keeps raw inner products.
+        None does too, with a warning if norms differ by more than 1 %.
     fingerprint : bool
-        Whether to compute the fingerprint in the same read, at about four times the cost of the
-        other checks. If False, it is computed in a read of its own when it is first used.
+        Whether to compute the fingerprint in the same read, which takes about four times as long as
+        the other checks. If False, it is computed when it is first used.
 
     Returns
     -------
     Embeddings
-        If `source` is one already, a view of it (normalized, or named if it had no name), or
-        itself if nothing changes; nothing is read again. The values aren't copied, and what the
-        read found is kept: don't change an array or its ids after it was opened. A file that
-        changed on disk is noticed when the fingerprint is used, as fit, search and indexes do.
+        If `source` is already an `Embeddings`, a view of it, or itself if nothing changes. Values
+        aren't copied, and checks aren't repeated: don't change an array or its ids after you open
+        it. A file that changed on disk raises an error when the fingerprint is used, as in a fit.
 
     Raises
     ------

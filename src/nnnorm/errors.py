@@ -31,7 +31,7 @@ _JOINERS = "\u200c\u200d"  # format characters that scripts and emoji are writte
 
 
 class NNNormError(ValueError):
-    """Input that can't be used, with one sentence that says what to do."""
+    """Input that can't be used; the message explains what to do."""
 
 
 class MissingExtraError(ImportError):
@@ -39,7 +39,7 @@ class MissingExtraError(ImportError):
 
 
 class NNNormWarning(UserWarning):
-    """An answer that may not be what was meant, with one sentence that says how to tell."""
+    """A result that may not be what you meant; the message explains how to check."""
 
 
 def warn(message: str) -> None:
@@ -62,8 +62,10 @@ def check_count(name: str, value: Any, most: int | None = None, what: str = "") 
     """Return `value` as an int, or raise, with its name, unless it is whole and within bounds."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_whole or value < 1 or (most is not None and value > most):
-        bounds = "of at least 1" if most is None else f"from 1 to {f'the {most} {what}'.strip()}"
-        raise NNNormError(f"{name} must be a whole number {bounds}; got {value!r:.60}")
+        expected = "a whole number of at least 1"
+        if most is not None:
+            expected = f"a whole number from 1 to {f'the {most} {what}' if what else most}"
+        raise NNNormError(f"{name} must be {expected}; got {value!r:.60}")
     return int(value)
 
 

@@ -13,7 +13,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ _LONGEST_NAME = 255  # bytes, in the file systems of Linux, macOS and Windows
 # The folder of a container's memory limit (cgroup v2).
 _GROUP = "/sys/fs/cgroup"
 
+Record = TypeVar("Record")
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 # Called with (work done, work in all).
@@ -193,14 +194,6 @@ def available_memory() -> int | None:
     return min(found, default=None)
 
 
-def unreadable(name: object, kind: str, error: BaseException) -> NNNormError:
-    """The error for a file that another library can't read."""
-    return NNNormError(
-        f"{name} can't be read as {kind} ({first_line(error)}); "
-        "is it truncated, or another kind of file?"
-    )
-
-
 @contextlib.contextmanager
 def reading(name: object, kind: str) -> Iterator[None]:
     """Turn what numpy, zipfile, tokenize and pyarrow raise into an error that names the file."""
@@ -214,7 +207,10 @@ def reading(name: object, kind: str) -> Iterator[None]:
                 f"{name} holds Python objects, which are never unpickled; "
                 "save numbers or strings with numpy.save"
             ) from error
-        raise unreadable(name, kind, error) from error
+        raise NNNormError(
+            f"{name} can't be read as {kind} ({first_line(error)}); "
+            "is it truncated, or another kind of file?"
+        ) from error
 
 
 def save_record(
@@ -233,22 +229,20 @@ def save_record(
 
 
 def load_record(
-    path: str | os.PathLike[str], kind: str, maker: str
-) -> tuple[Arrays, dict[str, Any]]:
-    """Read arrays and description of a record; its digest shows that they are those saved."""
-    from safetensors import SafetensorError, safe_open
+    path: str | os.PathLike[str],
+    kind: str,
+    maker: str,
+    build: Callable[[Arrays, dict[str, Any]], Record],
+) -> Record:
+    """Build a record from its arrays and description; its digest shows that they are as saved."""
+    from safetensors import safe_open
 
     check_file(path, f"{kind} file", f"make one with: {maker}")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            head = _read_head(file)
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        if Path(path).suffix in (".npy", ".npz", ".parquet"):
-            raise NNNormError(
-                f"{path} holds embeddings; expected a {kind}: make one with {maker}"
-            ) from error
-        raise unreadable(path, f"a {kind}", error) from error
+    if Path(path).suffix in (".npy", ".npz", ".parquet"):
+        raise NNNormError(f"{path} holds embeddings; expected a {kind}: make one with {maker}")
+    with reading(path, f"a {kind}"), safe_open(path, framework="numpy") as file:
+        head = _read_head(file)
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     other, _, number = head["format"].partition("/")
     if other == kind and number != "1":
         raise NNNormError(f"{path} is a {kind} of format {number}; upgrade nnnorm to read it")
@@ -257,9 +251,15 @@ def load_record(
             maker = f"nnnorm extend --corrector {path} --items GALLERY -o bias.safetensors"
         what = f"a {other}" if other else "no file of nnnorm"
         raise NNNormError(f"{path} is {what}; expected a {kind}: make one with {maker}")
-    if head.get("digest") != _digest_of(arrays, head.get("about")):
-        raise damaged(path, kind, maker, "its numbers are not those that were saved")
-    return arrays, head["about"]
+    reason = "its numbers are not those that were saved"
+    if head.get("digest") == _digest_of(arrays, head.get("about")):
+        try:
+            return build(arrays, head["about"])
+        except NNNormError:
+            raise
+        except (KeyError, TypeError, ValueError, IndexError) as error:  # a part is missing
+            reason = repr(error)
+    raise NNNormError(f"{path} is a damaged {kind} file ({reason}); make it again with: {maker}")
 
 
 def _read_head(file: Any) -> dict[str, Any]:
@@ -281,14 +281,6 @@ def kind_of_record(path: str | os.PathLike[str]) -> str:
             return str(_read_head(file)["format"].partition("/")[0])
     except (SafetensorError, OSError):
         return ""
-
-
-def damaged(
-    path: str | os.PathLike[str], kind: str, maker: str, reason: Exception | str
-) -> NNNormError:
-    """The error for a record that lacks a part, or has another."""
-    shown = reason if isinstance(reason, str) else repr(reason)
-    return NNNormError(f"{path} is a damaged {kind} file ({shown}); make it again with: {maker}")
 
 
 def _digest_of(arrays: Arrays, about: Any) -> str:

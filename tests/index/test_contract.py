@@ -444,7 +444,7 @@ def test_another_process_that_writes_during_a_refresh_stops_it(case, tmp_path, m
 def test_items_of_a_corrector_are_rejected_if_the_index_is_refreshed_meanwhile(
     tmp_path, monkeypatch
 ):
-    made, bias_for = world(), nnnorm.Corrector.bias_for
+    made, bias_for = world(), nnnorm.Corrector.values_for
     with build(CASES[0], tmp_path) as index:
 
         def refresh_afterwards(*given, **options):
@@ -453,7 +453,7 @@ def test_items_of_a_corrector_are_rejected_if_the_index_is_refreshed_meanwhile(
             index.refresh(made.correctors[1])
             return found
 
-        monkeypatch.setattr(nnnorm.Corrector, "bias_for", refresh_afterwards)
+        monkeypatch.setattr(nnnorm.Corrector, "values_for", refresh_afterwards)
         with pytest.raises(nnnorm.NNNormError, match="was refreshed or rolled back since"):
             index.add(made.items[70:71], ids=["70"])
         assert len(index) == len(FIRST)

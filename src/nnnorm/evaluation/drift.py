@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector, open_corrector
-from nnnorm.dedup import NEAR_COPY, drop_copies
+from nnnorm.dedup import drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet, warn
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness, places_to_count
@@ -78,7 +78,6 @@ def measure_drift(
     *,
     gallery: Source | None = None,
     groups: npt.ArrayLike | None = None,
-    seed: int = 0,
 ) -> Drift:
     """Measure whether a corrector, or a saved one, still suits the queries of today."""
     corrector = open_corrector(corrector)
@@ -93,11 +92,11 @@ def measure_drift(
         groups = corrector.sample_groups or None
     else:
         items = corrector.open(gallery, "gallery")
-    z = _measure_z(corrector, asked, seed)
+    z = _measure_z(corrector.bank, asked)
     with quiet():
         old = corrector.bias_for(items, groups=groups)
         agreement = _agreement(corrector, old, items, asked)
-        halves = np.array_split(np.random.default_rng(seed).permutation(len(asked)), 2)
+        halves = np.array_split(np.random.default_rng(0).permutation(len(asked)), 2)
         refitted = None
         if len(asked) >= _FEW_QUERIES:
             # Each half of the queries is searched with what the other half gave.
@@ -125,29 +124,24 @@ def _judge(z: float, agreement: float | None) -> tuple[Verdict, tuple[str, ...]]
     agrees = 1.0 if agreement is None else agreement
     reasons = []
     if z > _SOON_Z:
-        reasons.append(
-            f"the queries do not mix with the bank as those of one source do (z {z:.1f})"
-        )
+        reasons.append(f"the queries do not mix with the bank as one source does (z {z:.1f})")
     if agrees < _SOON_AGREEMENT:
-        reasons.append(
-            f"their biases agree with those of the bank to {agrees:.2f} only".replace("-", "−")
-        )
+        agrees_to = f"{agrees:.2f}".replace("-", "−")
+        reasons.append(f"their biases agree with those of the bank to {agrees_to} only")
     if z > MISMATCH_Z or agrees < _NOW_AGREEMENT:
         return "refit now", tuple(reasons)
     return ("refit soon" if reasons else "fine"), tuple(reasons)
 
 
-def _measure_z(corrector: Corrector, queries: Embeddings, seed: int) -> float:
+def _measure_z(bank: Embeddings, queries: Embeddings) -> float:
     """z, or an error if it can't be measured: no verdict would be "fine" without it."""
-    bank = corrector.bank
-    z = mismatch_z(bank, queries, seed=seed)
+    z = mismatch_z(bank, queries)
     with quiet():
         n_queries, n_references = len(drop_copies(queries)), len(drop_copies(bank))
     if math.isnan(z):
         raise NNNormError(
             f"too few different rows to measure drift: {n_queries:,} among the {len(queries):,} "
-            f"queries and {n_references:,} among the {len(bank):,} references (rows closer than a "
-            f"cosine of {NEAR_COPY} count as one); pass {_FEW_QUERIES} or more"
+            f"queries and {n_references:,} among the references; pass {_FEW_QUERIES} or more"
         )
     if n_queries < _FEW_QUERIES:
         what = "queries" if n_queries == len(queries) else "different queries"

@@ -88,7 +88,7 @@ class Views:
             "n_queries": len(material.queries),
             "n_sampled": len(session.chosen),
             "hit_k": session.hit_k,
-            "hub_hits": evaluation.HUB * max(1.0, session.count_hits(None).mean()),
+            "hub_hits": evaluation.hub_hits(session.count_hits(None)),
             "n_references": session.unique.n_given,
             "n_unique": len(session.unique),
             "dim": material.gallery.dim,

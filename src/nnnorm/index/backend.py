@@ -73,6 +73,9 @@ class Items:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __iter__(self) -> Iterator[tuple[Any, FloatArray, dict[str, Any]]]:
+        return zip(self.ids.tolist(), self.vectors, self.metadata, strict=True)
+
     def __getitem__(self, part: slice) -> "Items":
         bias = None if self.bias is None else self.bias[part]
         return Items(self.ids[part], self.vectors[part], bias, self.metadata[part])

@@ -179,9 +179,7 @@ def bias_values(corrector: Corrector, rows: Embeddings, groups: Any = None) -> F
     """Return the bias of items; that of the corrector's own gallery is known already."""
     known = corrector.bias
     is_own = known.fingerprints.get("gallery") is not None and known.fits(rows)
-    if is_own and groups is None:
-        return known.values
-    return corrector.bias_for(rows, groups=groups).values
+    return known.values if is_own and groups is None else corrector.values_for(rows, groups)
 
 
 def read_groups(groups: Any, ids: Ids, metadata: Sequence[Metadata]) -> Any:
@@ -287,11 +285,10 @@ def choose_columns(metadata: Iterable[Metadata]) -> dict[str, Kind]:
     taken = set(_RESERVED)
     for name, found in kinds.items():
         kind = found.pop() if len(found) == 1 else None
-        if kind is not None and _NAME.fullmatch(name) and name.lower() not in taken:
+        is_free = _NAME.fullmatch(name) and name.lower() not in taken
+        if kind is not None and is_free and len(chosen) < _MOST_COLUMNS:
             chosen[name] = kind
             taken.add(name.lower())
-        if len(chosen) == _MOST_COLUMNS:
-            break
     return chosen
 
 

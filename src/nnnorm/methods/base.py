@@ -480,9 +480,9 @@ class Method(ABC):
         >>> NNN(reference_k=2, alpha=0.75).fit(gallery, references).values.round(2).tolist()
         [0.4, 1.0]
         """
-        items, past, bank = self.open_inputs(
-            gallery, references, gallery_references, solver, quality, normalize
-        )
+        check_solver(solver, quality)
+        given = gallery, references, gallery_references
+        items, past, bank = self.open_inputs(*given, normalize)
         check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
         statistics = Statistics(
             items,
@@ -503,12 +503,9 @@ class Method(ABC):
         gallery: Source,
         references: Source | Bank,
         gallery_references: Source | None,
-        solver: Solver,
-        quality: int | None,
         normalize: bool | None,
     ) -> tuple[Embeddings, Embeddings, Embeddings | None]:
         """Open gallery, references and gallery bank, once it is clear that the method uses them."""
-        check_solver(solver, quality)
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
         check_same_norms(items, past, normalize=normalize)
@@ -521,9 +518,7 @@ class Method(ABC):
 
     def duplicates_for(self, past: Embeddings, duplicates: Duplicates | None) -> Duplicates:
         """What `duplicates` means if it is not given: a saved bank has no copies to keep."""
-        if duplicates is None:
-            return "drop" if self.is_automatic or past.counts is not None else "keep"
-        return duplicates
+        return duplicates or ("drop" if self.is_automatic or past.counts is not None else "keep")
 
     def fit_scores(
         self,

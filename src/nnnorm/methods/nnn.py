@@ -55,8 +55,8 @@ _GROUP, _N_GROUPS = 64, 16
 class NNN(Method):
     """Nearest Neighbor Normalization: ``b(r) = α·m_k(r)`` (Chowdhury et al., EMNLP 2024).
 
-    ``NNN()`` sets itself, without labels. If you pass both numbers, the method is that of the
-    paper: every reference counts as it is given, and nothing is centered.
+    ``NNN()`` chooses its settings without labels. If you pass both numbers, this is the paper's
+    method: every reference counts, and nothing is centered.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ class NNN(Method):
     alpha : float or "auto"
         The weight of the bias, at least 0.
     center : bool or "auto"
-        Whether the mean of the gallery is subtracted from its rows before they are scored with the
-        references. "auto" is True for automatic settings and False if both numbers are given.
+        Whether to subtract the gallery's mean from its rows before they are scored with the
+        references. "auto" is True for automatic settings, and False if you pass both numbers.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class NNN(Method):
 
     @classmethod
     def paper(cls) -> "NNN":
-        """Return the setting that the paper found best most often: k = 128, α = 0.75.
+        """Return the paper's most frequent best setting: k = 128, α = 0.75.
 
         Examples
         --------
@@ -112,7 +112,7 @@ class NNN(Method):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters; `center` only if it is not what the others imply."""
+        """The parameters; `center` only if it differs from what the others imply."""
         params = super().params
         if params["center"] == ("auto" if self.is_automatic else False):
             del params["center"]
@@ -134,7 +134,7 @@ class NNN(Method):
         return float(self.alpha)
 
     def resolve(self, statistics: Statistics) -> tuple["NNN", dict[str, Any]]:
-        """Replace "auto" by numbers; also return what they were chosen by."""
+        """Replace "auto" by numbers, and return the figures that they depend on."""
         if not self.is_automatic:
             return self, {}
         center = self.center != False  # noqa: E712 - "auto" is on
@@ -268,10 +268,10 @@ def _match(
 
 
 def _spread(scores: FloatArray) -> float:
-    """Standard deviation, row by row in float64, in which squares of small scores are not 0."""
-    means = [row.mean(dtype=np.float64) for row in scores]
-    variances = [row.var(dtype=np.float64) for row in scores]
-    return math.sqrt(np.mean(variances) + np.var(means))
+    """Standard deviation in float64, in which squares of small scores are not 0, without a copy."""
+    mean = scores.mean(dtype=np.float64)
+    square = np.einsum("ij,ij->", scores, scores, dtype=np.float64) / scores.size
+    return math.sqrt(max(0.0, square - mean**2))
 
 
 def _split_half_reliability(

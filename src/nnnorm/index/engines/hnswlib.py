@@ -34,11 +34,8 @@ class HnswlibBackend(FolderBackend):
 
     def _create(self, layout: Layout) -> Any:
         index = require("hnswlib", "hnswlib").Index(space="ip", dim=layout.width)
-        index.init_index(
-            max_elements=max(1, layout.n_items),
-            M=self.options.links,
-            ef_construction=self.options.ef_construction,
-        )
+        built = {"M": self.options.links, "ef_construction": self.options.ef_construction}
+        index.init_index(max_elements=max(1, layout.n_items), **built)
         return index
 
     def _load(self, path: Path, width: int) -> Any:
