@@ -2,15 +2,15 @@
 
 The references are clustered into inverted lists. Each item probes the lists whose centroids score
 best, and all items that probe a list are scored in one matrix product. The number of lists grows
-with the square root of the bank, so while the bank is smaller than the gallery, four times the
-references take twice the time; beyond that, assigning references to lists dominates.
+with the square root of the number of references. If there are fewer references than items, four
+times as many take twice the time; otherwise, assigning references to lists takes most of the time.
 
 References in other lists are missed, more so for some items than for others. The exact m_k of a few
 hundred items is therefore computed as well. A ridge regression predicts from them what is missed,
 given what was found (means over ranks 1, 2, 3–4, …) and the mean and standard deviation of the
 item's scores with all centroids. Cross-validation on the same items measures the error that
-remains: its standard deviation relative to that of m_k. Few items are far off, and a sample may
-have none of them, so three standard errors are added to the mean squared error.
+remains: its standard deviation relative to that of m_k. A few items have large errors, and a sample
+may miss them, so three standard errors are added to the mean squared error.
 """
 
 import itertools
@@ -81,7 +81,7 @@ def count_list_scores(n_gallery: int, n_references: int, quality: int) -> tuple[
 
 
 def is_worth_lists(n_gallery: int, n_references: int, k: int, quality: int) -> bool:
-    """Whether lists can save scores, and hold enough candidates for k."""
+    """Whether lists save scores and have enough candidates for k."""
     n_lists = _count_lists(n_gallery, n_references, quality)
     is_small = n_references < max(_SMALLEST_BANK, 8 * k) or n_gallery < 32
     too_few_candidates = 2 * quality * n_references < k * n_lists
@@ -115,7 +115,7 @@ class ListModel:
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
     ) -> tuple[FloatArray, dict[str, Any]]:
-        """Estimate m_k of the gallery that the model was trained on; also say how."""
+        """Estimate m_k of the training gallery; also return quality and error."""
         values, features, n_candidates = _probe(
             products.rows, self.lists, self.k, self.quality, memory_budget, progress
         )
@@ -271,7 +271,7 @@ def _probe(
         lists = np.concatenate(
             [choose_lists(items[first : first + _PIECE], start + first) for first in pieces]
         ).ravel()
-        if not hasattr(own, "scores"):  # allocating it per strip would take a third of the time
+        if not hasattr(own, "scores"):  # once, not per strip
             own.scores = np.empty((n_strip, n_probes, bank.longest), dtype=np.float32)
         best = _score_lists(items, lists, bank, k, own.scores[: len(items)], stop)
         means[start:end] = best.mean(axis=1, dtype=np.float64)

@@ -1,10 +1,10 @@
 """Files of arrays: `.npy` (memory-mapped), `.npz`, parquet, folders of shards, and URLs.
 
-Only readability is checked here; form and values are checked in `embeddings.py`. Nothing is ever
+This module only checks that files can be read; `embeddings.py` checks shapes and values. Nothing is
 unpickled. Parquet needs pyarrow (`pip install 'nnnorm[parquet]'`): embeddings are a list of floats
-per row, and keep the float type of the file. A fit reads its rows more than once, so files behind a
-URL (``s3://``, ``gs://``) are copied to a temporary folder by fsspec, and parquet files that would
-fill the memory are unpacked there to a memory-mapped file (``TMPDIR`` says where).
+per row, and keep the float type of the file. A fit reads its rows more than once. So fsspec copies
+files at a URL (``s3://``, ``gs://``) to a temporary folder (``TMPDIR``), and parquet files that are
+too large for memory are unpacked there to a memory-mapped file.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ Ids: TypeAlias = npt.NDArray[Any]
 # Names the columns to read, given the header.
 Choose: TypeAlias = Callable[[list[str]], Sequence[str]]
 
-# A Path has lost the second slash of a URL. One letter is a drive of Windows.
+# A Path drops the second slash of a URL. A single letter is a Windows drive.
 _URL = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)$", re.DOTALL)
 # Removed when the process ends.
 _TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []
@@ -47,7 +47,7 @@ _LEAST_BYTES = 2  # of a value: float16
 
 
 def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], str, Ids | None]:
-    """Read a file, the shards of a folder, or the files of a pattern or URL, not yet checked.
+    """Read a file, the shards of a folder, or the files of a pattern or URL, without checks.
 
     Returns the arrays, the name with the path as it is shown, and the ids of the rows if any.
     """
@@ -85,12 +85,12 @@ def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], 
 
 
 def _fetch(url: str, name: str) -> list[Path]:
-    """Copy those files of a URL that would be read if it were a folder here."""
+    """Copy the files of a URL that would be read from a local folder."""
     fsspec = require("fsspec", "remote")
     folder = _make_temporary()
     try:
         fs, path = fsspec.core.url_to_fs(url)
-        fs.invalidate_cache()  # what another process wrote since must be seen
+        fs.invalidate_cache()  # see what other processes have written
         # The ? of an https URL starts its query, which may be a signature; it isn't a pattern.
         is_web = re.match("https?:", url) is not None
         parent, _, last = path.partition("?" if is_web else "\0")[0].rstrip("/").rpartition("/")
@@ -107,7 +107,7 @@ def _fetch(url: str, name: str) -> list[Path]:
             fs.get_file(files[here], str(here))
     except NNNormError:
         raise
-    except Exception as error:  # every kind of store raises its own
+    except Exception as error:  # each kind of store raises its own errors
         reason = hide_secrets(first_line(error), url)
         raise NNNormError(
             f"{show_url(url)} can't be reached ({reason}); check the URL, and that its library "
@@ -122,7 +122,7 @@ def _make_temporary() -> Path:
 
 
 def _list_files(path: Path, name: str) -> list[Path]:
-    """The files that a path stands for: itself, the shards of a folder, or those of a pattern."""
+    """Return the file itself, the shards of a folder, or the files of a pattern."""
     check_regular(path, name)
     if path.is_dir():
         shards = _find_shards(path, name)

@@ -1,8 +1,8 @@
-"""The correction inside any vector index: one extra dimension, or two.
+"""The correction in a vector index: one or two extra coordinates.
 
 Store ``[r, m]`` and query with ``[q, −α]``: an index that compares by inner product then ranks by
-the corrected score. One more coordinate makes all stored norms equal, and cosine and L2 do the
-same. `Augmentation` is this arithmetic; `Corrector`, the indexes and the functions here share it.
+the corrected score. One more coordinate makes all stored norms equal, so cosine and L2 give the
+same order. `Augmentation` does this arithmetic for `Corrector`, the indexes and the functions here.
 """
 
 import math
@@ -26,7 +26,7 @@ _MARGIN = 1e-4
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Items and queries with the extra coordinates that carry the correction."""
+    """Extends items and queries by the coordinates that hold the correction."""
 
     target: Target = "ip"
     shift: float = 0.0
@@ -74,7 +74,7 @@ class Augmentation:
         return extended
 
     def split_items(self, stored: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Undo `extend_items`; a cosine index may have kept the direction of its rows only."""
+        """Undo `extend_items`, also for rows that a cosine index has normalized."""
         if self.target == "cosine":
             stored = stored * (self.radius / np.linalg.norm(stored, axis=1, keepdims=True))
         dim = stored.shape[1] - self.n_extra
@@ -98,7 +98,7 @@ class Augmentation:
         return (products - weight * self.shift).astype(np.float32)
 
     def widened(self, longest: float, extra: float) -> "Augmentation":
-        """The same with a radius that has room for values that are larger by `extra`."""
+        """Return the same with a radius for values that are larger by `extra`."""
         far = math.sqrt(max(0.0, (self.radius / (1 + _MARGIN)) ** 2 - longest**2))
         far += self.scale * extra
         return replace(self, radius=(1 + _MARGIN) * math.hypot(longest, far))
@@ -111,7 +111,7 @@ def bound_augmentation(
     longest: float,
     center: FloatArray | None,
 ) -> Augmentation:
-    """Choose shift, scale and radius with room for every item whose norm is at most `longest`.
+    """Choose shift, scale and radius for items whose norm is at most `longest`.
 
     The values are means of scores with the rows of `banks`, of items less `center` if it is given;
     with groups they are multiplied by `weight`, and each group has an offset.
@@ -221,7 +221,7 @@ def augment_queries(
 
 
 def check_storable(bias: Bias) -> None:
-    """Raise unless this is a bias that an index can hold: one that does not decide per query."""
+    """Raise an error if the bias corrects only some queries, which an index can't do."""
     check_type("bias", bias, Bias, "from a method's fit or Bias.load(path)")
     if bias.gates:
         raise NNNormError(

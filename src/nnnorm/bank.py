@@ -1,11 +1,11 @@
-"""`Bank`: past queries kept in a file and updated as new ones come.
+"""`Bank`: past queries in a file that you update.
 
 A bank keeps every unique query once (`dedup`), with how often and when it was asked. It keeps all
 of them, or with `max_references` a random sample. It is saved as one `.safetensors` file with unit
 rows in float16, replaced as a whole. A call that fails changes nothing.
 
-Adding A and then B gives the bank of A and B at once, as far as equal rows are concerned. Beyond
-4,096 rows, which near copies are found may depend on how the rows were divided into calls.
+Adding A and then B gives the same equal rows as adding both at once. Beyond 4,096 rows, the
+near-duplicates that are found may depend on how rows are divided into calls.
 """
 
 import os

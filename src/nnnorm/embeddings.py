@@ -1,9 +1,9 @@
 """Embeddings: every source is opened, checked and read here.
 
 Arrays, tensors, `.npy` (memory-mapped), `.npz`, parquet and folders of shards become `Embeddings`:
-an immutable matrix that is read in float32 blocks and never copied whole. One read of every row
-finds NaNs, zero rows, norms, the mean and the fingerprint, and keeps what it found. Rows are
-normalized only with `normalize=True`, nothing is changed in place, nothing is unpickled.
+an immutable matrix that is read in float32 blocks and never copied whole. Each row is read once to
+check it and to compute norms, mean and fingerprint, which are kept. Rows are normalized only with
+`normalize=True`. Nothing is changed in place or unpickled.
 """
 
 import hashlib
@@ -147,8 +147,8 @@ class _Measured:
 class Embeddings(StoredMatrix):
     """A checked, immutable matrix of embeddings, read in float32 blocks.
 
-    Made by `open_embeddings`. The values stay where they are (in memory or in the mapped file)
-    until a block of rows is read. Norms and fingerprint are computed once and kept.
+    Create it with `open_embeddings`. Values stay in memory or in the mapped file until a block of
+    rows is read. Norms and fingerprint are computed once.
     `ids` has the id of every row, int64 or str, from the column `id` of parquet files.
     """
 
@@ -307,7 +307,7 @@ def open_embeddings(
                 "out normalize, or open the original array or path again"
             )
         opened = source
-        # A name that was given stays: "the items of photos.faiss" says more than "gallery".
+        # Keep an existing name: "the items of photos.faiss" is clearer than "gallery".
         if f"{source.name} (".startswith(f"{_NO_NAME} (") and name is not None:
             opened = replace(opened, name=source.name.replace(_NO_NAME, name, 1))
     elif isinstance(source, StoredMatrix):
@@ -350,7 +350,7 @@ def _read_source(
         try:
             is_foreign = not hasattr(source, "__array__") and hasattr(source, "__dlpack__")
             parts = [np.from_dlpack(source) if is_foreign else np.asarray(source)]
-        except Exception as error:  # each array library raises its own kind here
+        except Exception as error:  # each array library raises its own errors
             raise NNNormError(
                 f"{name} can't be read as a numpy array ({type(source).__name__}: "
                 f"{first_line(error)}); pass a float array on the CPU "
@@ -432,7 +432,7 @@ def check_same_norms(
 def check_like_norms(
     name: str, norms: tuple[float, float], known: tuple[float, float], what: str
 ) -> None:
-    """Raise if what is known has equal norms, and rows that come later do not share them."""
+    """Raise an error if the known rows have equal norms and later rows don't."""
     (low, high), (least, most) = norms, known
     if most - least > EQUAL_NORMS * most:
         return  # raw inner products are meant

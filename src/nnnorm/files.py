@@ -1,4 +1,4 @@
-"""Files written whole or not at all, records of arrays and JSON in one file, and their checks."""
+"""Atomic writes, files of arrays and JSON, and their checks."""
 
 import contextlib
 import errno
@@ -36,7 +36,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
-    """Return the real path to write to, or raise an error that says why it can't be written."""
+    """Return the real path to write to, or raise an error with the reason."""
     target = Path(os.path.realpath(path))
     folder = target.parent
     if os.path.isdir(target):
@@ -55,7 +55,7 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
 
 
 def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None:
-    """Raise for what is there but is no regular file: a pipe or a device may never end."""
+    """Raise an error unless this is a regular file: a pipe or a device may never end."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def check_file(
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """Create a folder for several files if there is none, or raise an error that says why not."""
+    """Create a folder if there is none, or raise an error with the reason."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def check_space(path: str | os.PathLike[str], needed: int = 2**16) -> None:
-    """Raise the error of a full disk if less than `needed` bytes are left where a path is."""
+    """Raise the error of a full disk if fewer than `needed` bytes are left at a path."""
     there = next(one for one in (Path(path), *Path(path).absolute().parents) if one.exists())
     if shutil.disk_usage(there).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
@@ -168,7 +168,7 @@ def make_mapped(
 
 
 def check_memory(n_bytes: int, name: str) -> None:
-    """Raise unless an array of this size fits in the memory that is available."""
+    """Raise an error unless an array of this size fits in the available memory."""
     there = available_memory()
     if there is not None and n_bytes > there:
         raise NNNormError(
@@ -179,7 +179,7 @@ def check_memory(n_bytes: int, name: str) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes that can be allocated without swapping; None if the system does not tell."""
+    """Return the bytes that can be allocated without swapping; None if unknown."""
     found = []
     with contextlib.suppress(OSError, TypeError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
@@ -219,7 +219,7 @@ def save_record(
     """Write a record of a kind, such as ``"bias"``; the same record gives the same bytes."""
     from safetensors.numpy import save
 
-    if Path(path).suffix != ".safetensors":  # what the name says is what is in the file
+    if Path(path).suffix != ".safetensors":  # the suffix must match the content
         raise NNNormError(f"a {kind} is saved as .safetensors; got {path}: choose another suffix")
     dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     head = {"format": f"nnnorm.{kind}/1", "digest": _digest_of(dense, about), "about": about}

@@ -1,4 +1,4 @@
-"""Checks of galleries and past queries that would give a wrong correction in silence.
+"""Checks of galleries and past queries that would silently give a wrong correction.
 
 - Past queries that are rows of the gallery, exactly or nearly, and repeated items (`check_inputs`).
 - Past queries that are other items, such as photos where texts were meant (`warn_of_items`). Two
@@ -32,7 +32,7 @@ MISMATCH_Z = 3.0
 MISMATCH_WARNING_Z = 4.0
 # Above this, references that look like items differ from the queries.
 QUERIES_Z = 4.0
-# Fewer past queries say nothing about hubs or about themselves.
+# With fewer past queries, neither hubs nor matches can be measured.
 FEW_QUERIES = 16
 
 # How the warning of `warn_of_items` starts if there are no queries to settle it.
@@ -159,7 +159,7 @@ def warn_of_items(
 ) -> bool:
     """Warn if references are items, and return whether they are.
 
-    They are if they can't be distinguished from items, and the queries, if there are any, can be.
+    They are items if they can't be distinguished from items and the queries, if any, can be.
     """
     n_rows = min(len(references), len(gallery))
     if n_rows < (_FEWEST if queries is None else FEW_QUERIES):
@@ -221,7 +221,7 @@ def _above(
 
 
 def mismatch_z(references: Embeddings, recent: Embeddings, *, seed: int = 0) -> float:
-    """How many standard errors past and recent queries are from mixing as one source does."""
+    """Return how many standard errors past and recent queries are from one source."""
     check_same_dim(references, recent)
     rng = np.random.default_rng(seed)
     found = []
@@ -241,7 +241,7 @@ def mismatch_z(references: Embeddings, recent: Embeddings, *, seed: int = 0) -> 
 
 
 def warn_of_mismatch(references: Embeddings, queries: Embeddings, gallery: Embeddings) -> None:
-    """Warn if references are items or don't mix with the queries, of which none belong together."""
+    """Warn if references are items, or come from another source than the queries."""
     if references.fingerprint == gallery.fingerprint:
         return
     if warn_of_items(references, gallery, queries):

@@ -1,4 +1,4 @@
-"""`search` and its `Ranking`: queries × gallery, streamed, less the bias, exactly.
+"""`search` and its `Ranking`: exact corrected search in blocks.
 
 Gates (QBNorm, DualDIS) are decided here, per query, on the raw scores.
 """
@@ -33,7 +33,7 @@ from nnnorm.tables import check_ids
 
 # The ratio of the middle norms of queries and references from which on a search warns.
 _SCALES_APART = 2
-# Confidence is the best score less this share of the mean of so many best scores. From
+# Confidence is the best score minus this share of the mean of this many best scores. From
 # 0.75 to 0.9 the mean AUROC of 11 sets hardly differs; CLIP prefers the lower end.
 N_COMPARED = 10
 _MEAN_SHARE = 0.8
@@ -102,7 +102,7 @@ class Ranking:
         >>> Ranking.load(path).indices.tolist()
         [[0], [1]]
         """
-        if Path(path).suffix != ".npz":  # what the name says is what is in the file
+        if Path(path).suffix != ".npz":  # the suffix must match the content
             raise NNNormError(f"a ranking is saved as .npz; got {path}: choose another suffix")
         arrays = {name: array for name, array in vars(self).items() if array is not None}
         write_whole(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
@@ -338,7 +338,7 @@ def _correct(raw: FloatArray, bias: Bias, weight: float) -> FloatArray:
 
 
 def warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None:
-    """Warn if the bias is on another scale than the scores of these queries."""
+    """Warn if the bias has another scale than the scores of these queries."""
     if bias is None or bias.reference_norms is None or weight == 0 or not bias.values.any():
         return
     (low, high), (least, most) = sorted([bias.reference_norms, queries.norm_range])
@@ -388,7 +388,7 @@ def _open(
 
 
 class Reranked(NamedTuple):
-    """What `rerank` returns."""
+    """The result of `rerank`."""
 
     ids: npt.NDArray[Any]
     scores: FloatArray

@@ -7,10 +7,10 @@
     auto          exact if that takes less than about 30 seconds, otherwise approximate if its
                   measured error is at most 0.15, otherwise exact with a warning
 
-`auto` computes the exact means of a sample of items first and extrapolates their processor time, so
-the decision holds on any machine and doesn't depend on what else it is doing. The parameters of a
-bias say which solver ran; of approximate means also the quality and the error, which is measured on
-the sample, with a margin (`approximate.py`).
+`auto` first computes the exact means of a sample of items and extrapolates their processor time, so
+the decision doesn't depend on the machine or its load. The parameters of a bias have the solver
+that ran and, for approximate means, the quality and the error. The error is measured on the sample,
+with a margin (`approximate.py`).
 """
 
 import math
@@ -53,7 +53,7 @@ _LIST_SCORE = 2.0
 
 
 def check_solver(solver: str, quality: int | None) -> None:
-    """Raise `NNNormError` for an unknown solver, or a quality that the solver does not have."""
+    """Raise an error for an unknown solver, or a quality that the solver doesn't have."""
     if solver not in SOLVER_NAMES:
         raise NNNormError(f"solver must be one of {', '.join(SOLVER_NAMES)}; got {solver!r}")
     if quality is not None and solver != "approximate":

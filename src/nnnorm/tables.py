@@ -219,7 +219,7 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
 
 
 def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
-    """Return ids as an array of int64 or str, or raise unless there is a different one per item."""
+    """Return ids as an array of int64 or str, or raise an error unless each item has its own."""
     checked = check_names(ids, n_items, "ids", name)
     kinds, counts = np.unique(checked, return_counts=True)
     if len(kinds) != n_items:

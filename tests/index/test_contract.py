@@ -297,9 +297,8 @@ def test_an_index_is_copied_to_another_engine_and_back(case, tmp_path):
         assert held(copy) == ({str(row): row for row in FIRST}, 1)
         name = case.at(tmp_path, "back")
         if case.engine in ("qdrant", "duckdb"):  # their files are open
-            options = vars(index.backend.options) | {
-                "collection" if case.engine == "qdrant" else "table": "back"
-            }
+            named = {"collection" if case.engine == "qdrant" else "table": "back"}
+            options = vars(index.backend.options) | named
             name = type(index.backend)(index.backend.client, **options)
         with copy_index(copy.backend, name, made.correctors[2]) as back:
             assert held(back) == ({str(row): row for row in FIRST}, 2)

@@ -142,6 +142,15 @@ class Options:
         return cls(**read)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions(Options):
+    """Options of an HNSW graph: the first two of a new index, `ef` of a search."""
+
+    links: int = whole(32, at_least=2, at_most=512)
+    ef_construction: int = whole(200)
+    ef: int = whole(128)
+
+
 def _read_option(engine: str, name: str, value: Any, kind: Any, bounds: Any) -> Any:
     if get_origin(kind) is Literal:
         is_right = value in get_args(kind)

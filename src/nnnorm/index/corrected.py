@@ -38,8 +38,8 @@ from nnnorm.index.config import (
     check_metadata,
     choose_columns,
     describe_corrector,
-    make_plain,
     read_groups,
+    to_json,
 )
 from nnnorm.index.engines import open_backend
 from nnnorm.ranking import N_COMPARED, check_min_confidence, drop_hits, measure_confidence
@@ -594,7 +594,14 @@ def copy_index(
     if there is not backend and isinstance(source, str):
         there.close()
     items, changed = Items.join(read), list[Any]()
-    metadata = [make_plain(entry, changed) for entry in items.metadata]
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, (set, np.ndarray)):
+            return to_json(list(value), convert)
+        changed.append(value)
+        return None if isinstance(value, float) else str(value)
+
+    metadata = [to_json(dict(entry), convert) for entry in items.metadata]
     if changed:
         warn(
             f"{len(changed):,} values in the metadata of {there.name} aren't JSON, such as "

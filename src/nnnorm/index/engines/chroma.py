@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from nnnorm.errors import require
-from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, whole
+from nnnorm.index.backend import BATCH, FloatArray, GraphOptions, Hits, Ids, Items, Layout, chunks
 from nnnorm.index.server import ServerBackend, ServerOptions, join_fields, split_fields
 
 _MOST = 5000  # items in one request: its SQLite takes about 32,000 values
@@ -21,12 +21,8 @@ _SERVED = "nnnorm_served"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChromaOptions(ServerOptions):
+class ChromaOptions(ServerOptions, GraphOptions):
     """All of a new index; Chroma fixes `ef` there too."""
-
-    links: int = whole(32, at_least=2, at_most=512)
-    ef_construction: int = whole(200)
-    ef: int = whole(128)
 
 
 class ChromaBackend(ServerBackend):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, whole
+from nnnorm.index.backend import BATCH, FloatArray, GraphOptions, Hits, Ids, Items, Layout, chunks
 from nnnorm.index.server import ServerBackend, ServerOptions, join_fields, split_fields
 
 _NUMBERS = 4_000_000  # in one request: a server takes 64 MB at most
@@ -26,13 +26,10 @@ _STRONG: dict[str, Any] = {"consistency_level": "Strong"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class MilvusOptions(ServerOptions):
+class MilvusOptions(ServerOptions, GraphOptions):
     """`kind`, `links` and `ef_construction` of a new index; `vector` of one that is copied."""
 
     kind: Literal["flat", "hnsw"] = "flat"
-    links: int = whole(32, at_least=2, at_most=512)
-    ef_construction: int = whole(200)
-    ef: int = whole(128)
     vector: str = ""
 
 
