@@ -34,7 +34,7 @@ from real_sets import (
 import nnnorm
 from nnnorm.datasets import load_shapes
 from nnnorm.dedup import drop_copies
-from nnnorm.evaluation import Interval, Task, interval_of_mean, judge_hubs
+from nnnorm.evaluation import Interval, Task, interval_of_mean, judge_hubs, open_truth
 from nnnorm.evaluation.tuning import try_settings
 from nnnorm.methods import label_method, make_method
 
@@ -233,7 +233,8 @@ def measure_parts(parts: list[Part], names: tuple[str, ...]) -> dict[str, Any]:
         sides = nnnorm.open_embeddings(gallery), nnnorm.open_embeddings(queries)
         tried = [name for name in names if second is not None or name != "dualis"]
         grids = {name: grid for name, grid in GRIDS.items() if name in tried}
-        trial = try_settings(tried, sides[0], used, opened, sides[1], truth, grids=grids)
+        right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
+        trial = try_settings(tried, sides[0], used, opened, sides[1], right, grids=grids)
         raw = trial.evaluation(0)
         groups = trial.clusters
         clusters[part.rows] = groups if part.items is None else part.items[groups]
@@ -346,7 +347,7 @@ def draw_forest(results: dict[str, Any], figure: Any) -> None:
     """One row per search: the gain of NNN with its interval, and with few past queries."""
     from matplotlib.lines import Line2D
 
-    from nnnorm.report import BLUE, GREY, ORANGE, label_axes, style_axes
+    from nnnorm.report.plots import BLUE, GREY, ORANGE, label_axes, style_axes
 
     rows = sorted(
         (row for row in results["rows"] if row["bank"] == "own"),

@@ -321,7 +321,7 @@ def show_held(cases: list[dict[str, Any]], name: str, n: int, is_hidden: bool) -
 
 def draw(results: dict[str, Any], figure: Any) -> None:
     """What each signal finds; what the correction leaves to disguised items."""
-    from nnnorm.report import BLUE, GREY, ORANGE, label_axes, style_axes
+    from nnnorm.report.plots import BLUE, GREY, ORANGE, label_axes, style_axes
 
     figure.set_size_inches(9.4, 4.2)
     left, right = figure.subplots(1, 2)

@@ -30,7 +30,7 @@ def clean(text: object, keep: str = "") -> str:
 
 
 class Facts(NamedTuple):
-    """A title and below it a line for each fact; those that are None are left out."""
+    """A title and one line per fact; None is left out."""
 
     title: str
     facts: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found.
+    """The result of a command.
 
     `about` is printed with ``--json``, `parts` (texts, tables, facts) and `next` (commands)
     without. `figures` are file names and functions that draw them with the module of plots.
@@ -129,7 +129,7 @@ def _console() -> Any:
 
 @contextmanager
 def show_progress(label: str, interrupted: str = "") -> Iterator["Progress | None"]:
-    """A bar on stderr while that is a terminal; `interrupted` is what a Ctrl-C leaves."""
+    """Show a progress bar on stderr if it is a terminal; a Ctrl-C prints `interrupted`."""
     try:
         if not sys.stderr.isatty():
             yield None
@@ -162,7 +162,7 @@ def answer_ranking(
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as JSON takes them: the digits of float32, null for places without an item."""
+    """Numbers for JSON: the digits of float32, and null for missing hits."""
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if not isinstance(value, float):

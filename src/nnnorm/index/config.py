@@ -1,15 +1,15 @@
-"""`IndexConfig`: what an index knows about its correction, and the checks of what is stored.
+"""`IndexConfig`: the correction of an index, and the checks of ids and metadata.
 
-It is the only place that calls a corrector's transforms. It also holds all that a search needs, so
-an index can be searched without its corrector.
+Only this module calls a corrector's transforms. A config has all that a search needs, so you can
+search an index without its corrector.
 """
 
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ _FEW = 64  # rows that are checked without opening them as embeddings
 
 @dataclass(frozen=True)
 class IndexConfig:
-    """How a version was made."""
+    """The correction of a version."""
 
     version: int
     corrector: str
@@ -61,7 +61,7 @@ class IndexConfig:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any], name: str) -> "IndexConfig":
-        """Read what `to_dict` wrote, or raise if it is something else."""
+        """Read the result of `to_dict`, or raise an error."""
         about = dict(stored)
         try:
             if about.pop("format", None) != FORMAT:
@@ -72,7 +72,7 @@ class IndexConfig:
             raise NNNormError(f"{problem}; build the index again") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """Return all fields, ready for JSON."""
         return {"format": FORMAT, **asdict(self)}
 
     @property
@@ -92,7 +92,7 @@ class IndexConfig:
         return (vectors @ _rotation(self.width) if self.rotated else vectors), None
 
     def restore_items(self, items: Items) -> Items:
-        """Turn stored items into the rows that were given, and their bias."""
+        """Convert stored items to their original rows and biases."""
         if self.mode == "column":
             return items
         vectors = items.vectors @ _rotation(self.width).T if self.rotated else items.vectors
@@ -136,21 +136,21 @@ class IndexConfig:
         return check_correction(weight, self.bias_range)
 
     def transform_queries(self, rows: FloatArray, weight: float) -> FloatArray:
-        """Return what the engine is asked."""
+        """Return the vectors to send to the engine."""
         if self.mode == "column":
             return rows
         asked = self.augmentation.extend_queries(rows, weight)
         return asked @ _rotation(self.width) if self.rotated else asked
 
     def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
-        """Turn the engine's scores into corrected scores."""
+        """Convert the engine's scores to corrected scores."""
         if self.mode == "column":
             return scores
         return self.augmentation.read_scores(scores, asked, weight, self.metric)
 
 
 def describe_corrector(corrector: Corrector) -> dict[str, Any]:
-    """Return what the config of a version says about its corrector."""
+    """Return the description of the corrector in a version's config."""
     bias = corrector.bias
     return {
         "corrector": corrector.fingerprint,
@@ -176,16 +176,14 @@ def _rotation(width: int) -> FloatArray:
 
 
 def bias_values(corrector: Corrector, rows: Embeddings, groups: Any = None) -> FloatArray:
-    """Return the bias of items; that of the corrector's own gallery is known already."""
+    """Return the bias of items; for the corrector's own gallery, it isn't computed again."""
     known = corrector.bias
     is_own = known.fingerprints.get("gallery") is not None and known.fits(rows)
-    if is_own and groups is None:
-        return known.values
-    return corrector.bias_for(rows, groups=groups).values
+    return known.values if is_own and groups is None else corrector.values_for(rows, groups)
 
 
 def read_groups(groups: Any, ids: Ids, metadata: Sequence[Metadata]) -> Any:
-    """Return the groups of items, given as they are, by id, or as a key of their metadata."""
+    """Return the groups of items, given as a list, by id, or as a metadata key."""
     items, problem = ids.tolist(), "groups has no label for the item {!r}; add it"
     if isinstance(groups, str):
         problem = f"the metadata of item {{!r}} has no key {groups!r}, which groups names"
@@ -200,7 +198,7 @@ def read_groups(groups: Any, ids: Ids, metadata: Sequence[Metadata]) -> Any:
 
 @dataclass(frozen=True)
 class CollectionInfo:
-    """What `nnnorm index info` prints."""
+    """The result of `nnnorm index info`."""
 
     name: str
     n_items: int
@@ -218,7 +216,7 @@ class CollectionInfo:
 
 
 def check_item_ids(ids: Any, n_items: int | None = None) -> Ids:
-    """Return ids of items that every engine can hold, or raise."""
+    """Return ids that every engine can store, or raise an error."""
     listed = np.array(ids, dtype=object)
     for own in listed.ravel().tolist():
         if isinstance(own, str) and not (0 < len(own) <= _LONGEST_ID and _is_text(own)):
@@ -230,7 +228,7 @@ def check_item_ids(ids: Any, n_items: int | None = None) -> Ids:
 
 
 def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[dict[str, Any]]:
-    """Return plain JSON metadata per item, or raise before anything is written."""
+    """Return plain JSON metadata per item, or raise an error before anything is written."""
     entries = [{} for _ in range(n_items)] if metadata is None else list(metadata)
     if len(entries) != n_items:
         raise NNNormError(f"metadata must be one per item; got {len(entries):,} for {n_items:,}")
@@ -241,38 +239,40 @@ def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[di
                 f"metadata of item {row} must be a mapping, and its keys text that doesn't begin "
                 f"with nnnorm_; got {reprlib.repr(entry)}"
             )
-        name = f"metadata {{!r:.60}} of item {row}"
-        checked.append({key: _plain(value, name.format(key)) for key, value in entry.items()})
+        reject = partial(_reject, row)
+        checked.append({key: to_json(value, reject) for key, value in entry.items()})
     return checked
+
+
+def _reject(row: int, value: Any) -> Any:
+    raise NNNormError(
+        f"metadata of item {row} must be JSON: finite numbers, whole ones of 64 bits, text without "
+        f"null characters and surrogates, {_DEEPEST} levels; got {reprlib.repr(value)}"
+    )
 
 
 def _is_key(key: Any) -> bool:
     return isinstance(key, str) and bool(key) and _is_text(key) and not key.startswith("nnnorm_")
 
 
-def _plain(value: Any, name: str, depth: int = 0) -> Any:
-    """Return a value that every engine returns as it was given, or raise."""
+def to_json(value: Any, otherwise: Callable[[Any], Any], depth: int = 0) -> Any:
+    """Return a value that every engine returns unchanged; call `otherwise` for other values."""
     if isinstance(value, np.generic) and value.dtype.kind in "biufU":  # not dates
         value = value.item()
     if depth <= _DEEPEST:
         if isinstance(value, (list, tuple)):
-            return [_plain(one, name, depth + 1) for one in value]
+            return [to_json(one, otherwise, depth + 1) for one in value]
         if isinstance(value, Mapping) and all(isinstance(k, str) and _is_text(k) for k in value):
-            return {key: _plain(one, name, depth + 1) for key, one in value.items()}
-    if value is None or isinstance(value, bool):
+            return {key: to_json(one, otherwise, depth + 1) for key, one in value.items()}
+    is_whole = isinstance(value, int) and -(2**63) <= value < 2**63
+    is_number = is_whole or (isinstance(value, float) and math.isfinite(value))
+    if value is None or is_number or (isinstance(value, str) and _is_text(value)):
         return value
-    fits = isinstance(value, int) and -(2**63) <= value < 2**63
-    fits = fits or (isinstance(value, float) and math.isfinite(value))
-    if not fits and not (isinstance(value, str) and _is_text(value)):
-        raise NNNormError(
-            f"{name} must be a JSON value: finite, whole numbers of 64 bits, text without null "
-            f"characters and surrogates, at most {_DEEPEST} levels; got {reprlib.repr(value)}"
-        )
-    return value
+    return otherwise(value)
 
 
 def _is_text(value: str) -> bool:
-    """Whether every engine can hold it: no null characters, no lone surrogates."""
+    """Whether every engine can store it: no null characters, no lone surrogates."""
     return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
@@ -287,24 +287,8 @@ def choose_columns(metadata: Iterable[Metadata]) -> dict[str, Kind]:
     taken = set(_RESERVED)
     for name, found in kinds.items():
         kind = found.pop() if len(found) == 1 else None
-        if kind is not None and _NAME.fullmatch(name) and name.lower() not in taken:
+        is_free = _NAME.fullmatch(name) and name.lower() not in taken
+        if kind is not None and is_free and len(chosen) < _MOST_COLUMNS:
             chosen[name] = kind
             taken.add(name.lower())
-        if len(chosen) == _MOST_COLUMNS:
-            break
     return chosen
-
-
-def make_plain(value: Any, changed: list[Any]) -> Any:
-    """Turn a value of an application's own collection into JSON; adds to `changed` what wasn't."""
-    if isinstance(value, Mapping):
-        return {str(key): make_plain(one, changed) for key, one in value.items()}
-    if isinstance(value, (list, tuple, set, np.ndarray)):
-        return [make_plain(one, changed) for one in value]
-    if isinstance(value, np.generic) and value.dtype.kind in "biufU":
-        value = value.item()
-    is_finite = not isinstance(value, float) or math.isfinite(value)
-    if value is None or (isinstance(value, (bool, int, float, str)) and is_finite):
-        return value
-    changed.append(value)
-    return str(value) if is_finite else None

@@ -1,4 +1,4 @@
-"""Base of the engines with SQL: a version is a table, and one more table lists the versions.
+"""Base class of SQL engines: a version is a table, and another table lists the versions.
 
 nnnorm_indexes(name, version, config, served)   the swap is one UPDATE
 photos_v2_1f0c9a(id, embedding, bias, …)         metadata keys are columns, the rest is JSON
@@ -217,9 +217,7 @@ class SqlBackend(ClientBackend):
         bias = [None] * len(items) if items.bias is None else items.bias.tolist()
         rows = (
             [own, vector, value, *split_columns(entry, columns)]
-            for own, vector, value, entry in zip(
-                items.ids.tolist(), items.vectors, bias, items.metadata, strict=True
-            )
+            for (own, vector, entry), value in zip(items, bias, strict=True)
         )
         with self.transaction():
             self._insert(version, ["id", "embedding", "bias", *columns, "metadata"], rows)

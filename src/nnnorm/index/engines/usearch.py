@@ -1,7 +1,7 @@
 """usearch (`pip install 'nnnorm[usearch]'`): a graph, by inner product.
 
-usearch stores bf16 by default, which hides a part of the correction; here it stores f32. Adding
-from several threads leaves items that no search finds (usearch issue 735), so one thread adds.
+By default, usearch stores bf16, which loses part of the correction; here it stores f32. If several
+threads add items, some are never found (usearch issue 735), so one thread adds them.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Ids, Layout, Options, whole
+from nnnorm.index.backend import FloatArray, GraphOptions, Ids, Layout, whole
 from nnnorm.index.folder import FolderBackend, Labels, Loaded
 
 
 @dataclass(frozen=True, kw_only=True)
-class UsearchOptions(Options):
+class UsearchOptions(GraphOptions):
     """Options of usearch, whose own names are connectivity and expansions."""
 
-    links: int = whole(32, at_least=2, at_most=512)
     ef_construction: int = whole(128)
-    ef: int = whole(128)
     threads: int = whole(0, at_least=0, at_most=1024)
 
 
