@@ -102,10 +102,10 @@ def test_histograms_count_the_items_of_every_occurrence():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (([[1]],), r"one count per item.*got int64 \(1, 1\)"),
-        (([1, -1],), "must have one count per item"),
+        (([[1]],), r"one whole number per item, 1; got int64 \(1, 1\)"),
+        (([1, -1],), "must be one whole number per item"),
         (([1.5],), "got float64"),
-        (([1, 2], [1]), "same gallery; got"),
+        (([1, 2], [1]), r"per item, 2; got int64 \(1,\)"),
     ],
 )
 def test_what_are_no_occurrences_is_refused(arguments, words):

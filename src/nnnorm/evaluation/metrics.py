@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from nnnorm.dedup import hash_rows
 from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, IntArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, warn
-from nnnorm.evaluation.results import Interval, interval_of_difference
+from nnnorm.evaluation.results import FloatArray, Interval, interval_of_difference
 from nnnorm.files import Progress, unreadable
 from nnnorm.input_checks import check_inputs, warn_of_mismatch
 from nnnorm.methods import open_references
@@ -35,7 +35,6 @@ from nnnorm.ranking import Ranking, iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.tables import read_json
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 # Right items per query up to which each is compared with its row; beyond, the row is sorted.
 _FEW = 16
 
@@ -167,8 +166,8 @@ def read_truth(path: str | os.PathLike[str]) -> Any:
         raise NNNormError(f"there is no truth file {path}; check the path")
     if file.suffix not in (".npy", ".json"):
         raise NNNormError(
-            f"a truth file must end in .npy or .json; got {path}. Read a table yourself, for "
-            "instance with pandas.read_csv, and save its column of item numbers with numpy.save"
+            f"a truth file must end in .npy or .json; got {path}. Save the item numbers of a table "
+            "with numpy.save"
         )
     if file.suffix == ".npy":
         try:

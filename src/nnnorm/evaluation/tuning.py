@@ -387,19 +387,22 @@ def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[
             choices.append(0)
         else:
             near = [row for row in rows if is_near(hits[best], hits[row], clusters)]
-            far = dict(zip(near, _distances(settings, near, rows), strict=True))
+            far = dict(zip(near, _distances(settings, near, rows).tolist(), strict=True))
             choices.append(min(near, key=lambda row: (far[row], -means[row], row)))
     return max(choices, key=lambda row: (means[row], -row), default=0)
 
 
-def _distances(settings: Sequence[Setting], near: Sequence[int], rows: Sequence[int]) -> Any:
+def _distances(
+    settings: Sequence[Setting], near: Sequence[int], rows: Sequence[int]
+) -> npt.NDArray[np.float64]:
     """Steps of the grid between each near cell and the usual setting: automatic, or the middle."""
     first = settings[near[0]]
     if isinstance(first.method, NNN):
         usual = NNN().resolve(first.statistics)[0]
         ks = np.array([settings[row].params["reference_k"] for row in near])
         weights = np.array([settings[row].method.weight for row in near])
-        return np.abs(np.log2(ks / usual.reference_k)) + np.abs(weights - usual.weight) / 0.125
+        far = np.abs(np.log2(ks / usual.reference_k)) + np.abs(weights - usual.weight) / 0.125
+        return np.asarray(far)
     tried = [settings[row].params for row in rows]
     values = {name: sorted({params[name] for params in tried}) for name in tried[0]}
     spots = np.array([[values[n].index(v) for n, v in settings[r].params.items()] for r in near])
