@@ -25,7 +25,7 @@ from nnnorm.evaluation.clusters import FAR_APART, find_clusters
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
 from nnnorm.evaluation.metrics import Evaluation, evaluate, open_truth, warn_of_overlap
 from nnnorm.evaluation.results import Interval, Record
-from nnnorm.evaluation.tuning import try_settings
+from nnnorm.evaluation.tuning import Trial
 from nnnorm.files import Progress
 from nnnorm.input_checks import (
     FEW_QUERIES,
@@ -409,7 +409,7 @@ def check(
         with quiet():  # of what was warned of above
             used = drop_copies(bank, duplicates, progress)
         labeled = open_groups(groups, len(items))
-        trial = try_settings([NNN().name], items, used, None, asked, right, groups=labeled, **run)
+        trial = Trial([NNN().name], items, used, None, asked, right, groups=labeled, **run)
         number = trial.choose("one-standard-error")
         crossed = trial.cross_fit("one-standard-error", seed=seed)
         best = trial.settings[number]
