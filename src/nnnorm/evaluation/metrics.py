@@ -103,7 +103,19 @@ def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
         queries = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         items = np.concatenate(rows)
     else:
-        queries, items = _open_array(np.asarray(truth), n_queries)
+        array = np.asarray(truth)
+        if array.ndim == 2 and array.dtype.kind == "f" and array.shape[1] > 2:
+            raise NNNormError(
+                f"truth must hold item numbers; got {array.dtype} of shape {array.shape}, which "
+                "look like embeddings. Were the arguments swapped?"
+            )
+        is_pairs = array.ndim == 2 and array.shape[1] == 2
+        if not is_pairs and array.shape != (n_queries,):
+            raise NNNormError(
+                f"truth must have shape ({n_queries},), one item per query, or (n_pairs, 2), or be "
+                f"a list of lists; got shape {array.shape}"
+            )
+        queries, items = array.T if is_pairs else (np.arange(n_queries), array)
     return make_truth(queries, items, n_queries, n_gallery, grades)
 
 
@@ -112,22 +124,6 @@ def _row(right: Any) -> npt.NDArray[Any]:
         return np.asarray(right)
     except ValueError:  # lists of several lengths
         return np.empty((0, 0))
-
-
-def _open_array(array: npt.NDArray[Any], n_queries: int) -> tuple[Any, Any]:
-    if array.ndim == 2 and array.dtype.kind == "f" and array.shape[1] > 2:
-        raise NNNormError(
-            f"truth must hold item numbers; got {array.dtype} of shape {array.shape}, which "
-            "look like embeddings. Were the arguments swapped?"
-        )
-    if array.ndim == 2 and array.shape[1] == 2:
-        return array[:, 0], array[:, 1]
-    if array.shape != (n_queries,):
-        raise NNNormError(
-            f"truth must have shape ({n_queries},), one item per query, or (n_pairs, 2), or be a "
-            f"list of lists; got shape {array.shape}"
-        )
-    return np.arange(len(array)), array
 
 
 def make_truth(
