@@ -5,13 +5,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from nnnorm import NNN, approximate, open_embeddings, search
-from nnnorm.approximate import (
-    choose_quality,
-    learn_lists,
-    sample_means,
-)
+from nnnorm import open_embeddings, solvers
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, top_means
+from nnnorm.solvers import choose_quality, learn_lists, sample_means
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +104,7 @@ def test_there_is_no_model_where_lists_would_save_nothing(n_items, n_references,
 @pytest.fixture
 def short_lists(monkeypatch):
     """Lists of 47 on average for a bank of 9,000."""
-    monkeypatch.setattr(approximate, "_count_lists", lambda *_: 190)
+    monkeypatch.setattr(solvers, "_count_lists", lambda *_: 190)
 
 
 def test_there_is_no_model_where_most_lists_are_too_short_for_k(short_lists):
@@ -173,22 +169,3 @@ def test_rows_that_are_no_unit_vectors_work_too():
     )
     exact = top_means(Products(long, bank), 32)
     assert residual(approximate_means(long, bank, 32, quality=16).values, exact) < 0.1
-
-
-@pytest.mark.parametrize("direction", ["image", "text"])
-def test_on_flickr8k_the_default_answers_as_well_as_the_exact_bias(flickr8k, direction):
-    owner = np.repeat(np.arange(1000), 5)
-    sides = (flickr8k.image, flickr8k.caption)
-    gallery, queries = sides if direction == "image" else sides[::-1]
-    items, asked, bank = gallery["test"], queries["test"], queries["train"]
-
-    def recall(bias):
-        found = search(asked, items, bias, k=1).indices[:, 0]
-        right = owner == found if direction == "image" else owner[found] == np.arange(1000)
-        return 100 * right.mean()
-
-    method = NNN(reference_k=64, alpha=0.625)
-    exact = recall(method.fit(items, bank))
-    estimated = recall(method.fit(items, bank, solver="approximate"))
-    # One seed may be lucky or not; benchmarks/approximate.py averages over ten.
-    assert estimated == pytest.approx(exact, abs=0.4)

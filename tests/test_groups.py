@@ -285,15 +285,6 @@ def test_tune_chooses_the_weight_between_groups(mixed):
     assert measured.recall(1) == pytest.approx(tuned.best.recall_at_1)
 
 
-def test_tune_leaves_groups_as_they_are_if_labels_say_so(mixed):
-    texts = mixed["gallery"][100:]
-    rng = np.random.default_rng(3)
-    queries = unit(texts + 0.05 * rng.normal(size=texts.shape))
-    known = {"queries": queries, "truth": np.arange(100, 200)}
-    tuned = tune(mixed["gallery"], mixed["past"], groups=KINDS, **known)
-    assert tuned.best.recall_at_1 >= tuned.uncorrected.recall_at_1
-
-
 # --- check ----------------------------------------------------------------------------------------
 
 

@@ -149,14 +149,6 @@ def test_methods_without_means_name_no_solver(small):
     assert "solver" not in DN().fit(small.gallery, small.references, normalize=False).params
 
 
-def test_what_a_solver_reports_survives_the_file(problem, tmp_path):
-    bias = CSLS().fit(*problem, solver="approximate", duplicates="keep")
-    bias.save(tmp_path / "bias.safetensors")
-    loaded = nnnorm.Bias.load(tmp_path / "bias.safetensors")
-    assert loaded.params == {**bias.params}
-    assert loaded.params["solver"] == "approximate"
-
-
 @pytest.mark.parametrize(("solver", "expected"), [("auto", "exact"), ("approximate",) * 2])
 def test_a_solver_that_was_asked_for_computes_every_mean_of_a_grid(problem, solver, expected):
     quality = 4 if solver == "approximate" else None

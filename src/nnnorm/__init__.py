@@ -1,7 +1,7 @@
 """nnnorm: make embedding search return the right item instead of the popular one.
 
-Functions are verbs and stand here; modules are nouns. Importing this loads numpy and nothing
-heavier: a name is imported from its module when it is first used.
+Importing the package loads numpy and nothing larger: each name is imported from its module when it
+is first used.
 
 >>> import numpy as np, nnnorm
 >>> rng = np.random.default_rng(0)

@@ -1,8 +1,8 @@
-"""The correction inside any vector index: one extra dimension, or two.
+"""The correction in a vector index: one or two extra coordinates.
 
 Store ``[r, m]`` and query with ``[q, −α]``: an index that compares by inner product then ranks by
-the corrected score. One more coordinate makes all stored norms equal, and cosine and L2 do the
-same. `Augmentation` is this arithmetic; `Corrector`, the indexes and the functions here share it.
+the corrected score. One more coordinate makes all stored norms equal, so cosine and L2 give the
+same order. `Augmentation` does this arithmetic for `Corrector`, the indexes and the functions here.
 """
 
 import math
@@ -26,7 +26,7 @@ _MARGIN = 1e-4
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Items and queries with the extra coordinates that carry the correction."""
+    """Extends items and queries by the coordinates that hold the correction."""
 
     target: Target = "ip"
     shift: float = 0.0
@@ -41,6 +41,14 @@ class Augmentation:
     def n_extra(self) -> int:
         """Number of extra coordinates: one for "ip", two for "cosine" and "l2"."""
         return 1 if self.target == "ip" else 2
+
+    def extend_all(self, items: Embeddings, values: FloatArray) -> FloatArray:
+        """Extend all items, block by block."""
+        stored = np.empty((len(items), items.dim + self.n_extra), dtype=np.float32)
+        for start, block in items.blocks():
+            rows = slice(start, start + len(block))
+            stored[rows] = self.extend_items(block, values[rows])
+        return stored
 
     def extend_items(self, rows: FloatArray, values: FloatArray) -> FloatArray:
         """Extend rows ``(n, dim)`` by their bias ``(n,)`` to stored rows ``(n, dim + n_extra)``."""
@@ -66,7 +74,7 @@ class Augmentation:
         return extended
 
     def split_items(self, stored: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Undo `extend_items`; a cosine index may have kept the direction of its rows only."""
+        """Undo `extend_items`, also for rows that a cosine index has normalized."""
         if self.target == "cosine":
             stored = stored * (self.radius / np.linalg.norm(stored, axis=1, keepdims=True))
         dim = stored.shape[1] - self.n_extra
@@ -90,7 +98,7 @@ class Augmentation:
         return (products - weight * self.shift).astype(np.float32)
 
     def widened(self, longest: float, extra: float) -> "Augmentation":
-        """The same with a radius that has room for values that are larger by `extra`."""
+        """Return the same with a radius for values that are larger by `extra`."""
         far = math.sqrt(max(0.0, (self.radius / (1 + _MARGIN)) ** 2 - longest**2))
         far += self.scale * extra
         return replace(self, radius=(1 + _MARGIN) * math.hypot(longest, far))
@@ -103,7 +111,7 @@ def bound_augmentation(
     longest: float,
     center: FloatArray | None,
 ) -> Augmentation:
-    """Choose shift, scale and radius with room for every item whose norm is at most `longest`.
+    """Choose shift, scale and radius for items whose norm is at most `longest`.
 
     The values are means of scores with the rows of `banks`, of items less `center` if it is given;
     with groups they are multiplied by `weight`, and each group has an offset.
@@ -129,11 +137,7 @@ def bound_augmentation(
 
 
 def augment_gallery(
-    gallery: Source,
-    bias: Bias,
-    *,
-    target: Target = "ip",
-    normalize: bool | None = None,
+    gallery: Source, bias: Bias, *, target: Target = "ip", normalize: bool | None = None
 ) -> FloatArray:
     """Extend items by their bias, for an index that is searched with `augment_queries`.
 
@@ -168,11 +172,7 @@ def augment_gallery(
         for start, block in items.blocks():
             squares[start : start + len(block)] += np.einsum("ij,ij->i", block, block, dtype="f8")
         augmentation = Augmentation(target, radius=math.sqrt(squares.max()))
-    augmented = np.empty((len(items), items.dim + augmentation.n_extra), dtype=np.float32)
-    for start, block in items.blocks():
-        rows = slice(start, start + len(block))
-        augmented[rows] = augmentation.extend_items(block, bias.values[rows])
-    return augmented
+    return augmentation.extend_all(items, bias.values)
 
 
 def augment_queries(
@@ -221,7 +221,7 @@ def augment_queries(
 
 
 def check_storable(bias: Bias) -> None:
-    """Raise unless this is a bias that an index can hold: one that does not decide per query."""
+    """Raise an error if the bias corrects only some queries, which an index can't do."""
     check_type("bias", bias, Bias, "from a method's fit or Bias.load(path)")
     if bias.gates:
         raise NNNormError(

@@ -1,11 +1,11 @@
-"""`Bias`: one number per gallery item, with its provenance; and `Popularity`, to be added to it.
+"""`Bias`: one number per item, with its provenance; `Popularity`: clicks to add to it.
 
 A search ranks by ``s(q, r) − weight·values[r]``. The values belong to one gallery in one order, so
 a bias records the size and fingerprint of that gallery and rejects any other. It is saved as one
-`.safetensors` file (numbers and JSON, nothing executable), written whole or not at all.
+`.safetensors` file (numbers and JSON, no code).
 
-A correction takes hubs off; what people do want often should stay: ``bias + Popularity(clicks)``
-adds ``weight·log(1 + clicks)`` to the corrected score, still as one number per item.
+A correction can also push down items that people want often. ``bias + Popularity(clicks)`` adds
+``weight·log(1 + clicks)`` to the corrected score, still as one number per item.
 """
 
 import os
@@ -146,10 +146,10 @@ class Bias:
 
     def __post_init__(self) -> None:
         values = _freeze("bias values", self.values)
-        for array in (array for gate in self.gates for array in (gate.values, gate.active)):
-            if array.shape != values.shape:
+        for gate in self.gates:
+            if not gate.values.shape == gate.active.shape == values.shape:
                 expected = f"a gate must have one entry per item, {values.shape}"
-                raise NNNormError(f"{expected}; got {array.shape}")
+                raise NNNormError(f"{expected}; got {gate.values.shape} and {gate.active.shape}")
         self.__dict__.update(
             values=values,
             weight=check_correction(self.weight, values),
@@ -172,13 +172,13 @@ class Bias:
         return f"Bias({self.method}: {len(self):,} items{bank}, {settings})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A read-only mapping can't be copied or sent to a worker process, and arrays would arrive
-        # there writable, so a copy is built from its parts.
+        # A read-only mapping can't be copied or sent to a worker process, and arrays would be
+        # writable there, so a copy is built from its parts.
         parts = vars(self) | {"params": dict(self.params), "fingerprints": dict(self.fingerprints)}
         return type(self), tuple(parts[name] for name in self.__dataclass_fields__)
 
     def __add__(self, other: Popularity) -> "Bias":
-        """Add a popularity, so that hubs go and what is often right stays."""
+        """Add a popularity, so items that are often right stay on top."""
         how = "since values of different banks do not add up"
         check_type("what is added to a bias", other, Popularity, how)
         if len(other) != len(self):
@@ -306,7 +306,7 @@ class Bias:
 
 
 def check_correction(weight: float, values: npt.ArrayLike) -> float:
-    """Return a weight that is a number, and keeps ``weight · values`` far within float32."""
+    """Return a weight for which ``weight · values`` fits float32, or raise an error."""
     used = check_number("weight", weight)
     largest = abs(used) * float(np.abs(np.asarray(values, dtype=np.float64)).max(initial=0))
     if largest > _LARGEST_CORRECTION:
@@ -318,7 +318,7 @@ def check_correction(weight: float, values: npt.ArrayLike) -> float:
 
 
 def _freeze(what: str, given: npt.ArrayLike, dtype: Any = np.float32) -> npt.NDArray[Any]:
-    """Return a read-only copy of one finite number per item, or raise."""
+    """Return a read-only copy of one finite number per item, or raise an error."""
     expected = f"{what} must be numbers, one per item, shape (n_gallery,)"
     try:
         values = np.array(given, dtype=dtype)

@@ -1,4 +1,4 @@
-"""`Corrector`: a method, its settings and its past queries, kept together for later items.
+"""`Corrector`: a method with its settings and past queries, for today's items and later ones.
 
     Corrector.fit(gallery, references) ─► .bias               the values of its gallery
                                           .bias_for           the values of any items
@@ -6,9 +6,9 @@
                                           .transform_queries  rows to search it with
 
 Bias values are comparable only if references, k and normalization are the same. A corrector keeps
-all of these, so items that arrive later get values that fit those that are indexed. The references
-are kept in float16, and everything is computed from the rounded rows, so a corrector gives the same
-numbers after it was saved and loaded.
+all of these, so the values of later items can be compared with those in an index. The references
+are kept in float16, and all values are computed from the rounded rows, so a loaded corrector gives
+the same numbers as before it was saved.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ from nnnorm.methods import (
 from nnnorm.methods.groups import Labels, name_groups, offsets_of, open_labels
 from nnnorm.ranking import measure_confidence, search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
-from nnnorm.solvers import Solver
+from nnnorm.solvers import Solver, check_solver
 
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -78,7 +78,7 @@ _MAKER = "nnnorm fit --save-corrector"
 
 @dataclass(frozen=True)
 class RefitReport:
-    """How far the values of a gallery moved when a corrector was fitted again."""
+    """How far the biases of a gallery moved in a refit."""
 
     correlation: float
     mean_shift: float
@@ -233,9 +233,9 @@ class Corrector:
         Corrector(nnn k=4 α=0.5, 99 references of 8 dimensions, normalized)
         """
         check_method(method)
-        items, past, second = method.open_inputs(
-            gallery, references, gallery_references, solver, quality, normalize
-        )
+        check_solver(solver, quality)
+        given = gallery, references, gallery_references
+        items, past, second = method.open_inputs(*given, normalize)
         duplicates = method.duplicates_for(past, duplicates)
         own = None
         if recent is not None:
@@ -448,7 +448,7 @@ class Corrector:
         True
         """
         opened = self.open(items, "items")
-        values = self._values(opened, groups, memory_budget=memory_budget, progress=progress)
+        values = self.values_for(opened, groups, memory_budget=memory_budget, progress=progress)
         params = dict(self.bias.params)
         if "solver" in params:
             params["solver"] = "exact"
@@ -491,14 +491,10 @@ class Corrector:
         True
         """
         opened = self.open(items, "items")
-        values = self._values(opened, groups)
+        values = self.values_for(opened, groups)
         if popularity is not None:
             values = self._add_clicks(values, popularity, opened)
-        stored = np.empty((len(opened), opened.dim + 2), dtype=np.float32)
-        for start, block in opened.blocks():
-            rows = slice(start, start + len(block))
-            stored[rows] = self.augmentation.extend_items(block, values[rows])
-        return stored
+        return self.augmentation.extend_all(opened, values)
 
     def transform_queries(self, queries: Source, *, weight: float | None = None) -> FloatArray:
         """Extend queries by the weight: the rows to search with.
@@ -684,10 +680,10 @@ class Corrector:
         check_same_dim(found.embeddings, self.bank)
         return found
 
-    def _values(
+    def values_for(
         self, items: Embeddings, groups: npt.ArrayLike | None, **options: Any
     ) -> FloatArray:
-        """Values of items with the offsets of their groups; warn if they are unlike all others."""
+        """Compute values with group offsets; warn if they are far from those of the gallery."""
         labels = self.open_groups(groups, len(items))
         # The value of an item must not depend on the others, so the solver is exact.
         banks, center = (self.bank, self.bank_of_items), self.center
@@ -716,7 +712,7 @@ class Corrector:
     def _add_clicks(
         self, values: FloatArray, popularity: Popularity, items: Embeddings
     ) -> FloatArray:
-        """Values with clicks; raise if the norm of the stored rows has no room for them."""
+        """Add clicks to values; raise an error if they exceed the norm of the stored rows."""
         self._check_weighted()
         added = (Bias(values, self.weight, self.method.name) + popularity).values
         kept = self.augmentation
@@ -788,7 +784,7 @@ class Corrector:
 
     @classmethod
     def from_dict(cls, arrays: Mapping[str, Rows], about: Mapping[str, Any]) -> "Corrector":
-        """Build a corrector from its arrays and what `to_dict` gave."""
+        """Create a corrector from its arrays and the result of `to_dict`."""
         kept = {name: about[name] for name in ("normalize", "unit", "duplicates")}
         for name in ("method", "asked"):
             kept[name] = make_method(about[name]["name"], **about[name]["params"])
@@ -809,7 +805,7 @@ class Corrector:
         )
 
 
-# What stands for a corrector: itself, or the path of its file.
+# A corrector, or the path of its file.
 Correction: TypeAlias = Corrector | str | os.PathLike[str]
 
 
@@ -823,7 +819,7 @@ def open_corrector(given: Correction) -> Corrector:
 
 
 def check_method(method: Method) -> None:
-    """Raise unless the method gives each item a value of its own, as a corrector needs."""
+    """Raise an error if the method can't give a new item a bias."""
     check_type("method", method, Method, "such as NNN()")
     if method.gated_by:
         raise NNNormError(
@@ -840,7 +836,7 @@ def check_method(method: Method) -> None:
 def _join_recent(
     used: References, recent: Embeddings, duplicates: Duplicates
 ) -> tuple[References, dict[str, Any]]:
-    """The recent queries alone if the references don't match them, otherwise both."""
+    """Return only the recent queries if the references don't match them, otherwise both."""
     z = mismatch_z(used.embeddings, recent)
     if z > MISMATCH_Z:
         alone = drop_copies(recent, duplicates)

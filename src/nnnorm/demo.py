@@ -1,8 +1,7 @@
 """`nnnorm demo`: a search with hubs, before and after a correction, on one screen.
 
-`run_demo` fits NNN with automatic settings to the shapes that ship with the package, searches
-before and after, picks three examples and writes the files. `describe_demo` puts the results into
-words.
+`run_demo` fits NNN with automatic settings on the shapes that ship with the package, searches
+before and after, picks three examples and writes the files. `describe_demo` describes the results.
 """
 
 from collections.abc import Iterator

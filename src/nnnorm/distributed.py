@@ -1,9 +1,8 @@
-"""A gallery in parquet files, corrected on many machines by a `Corrector` that is fitted already.
+"""Apply a fitted `Corrector` to parquet files on many machines.
 
-An item's bias depends on the item and the corrector only, so this is a map over rows: nothing is
-shuffled, and any process may compute any rows. `transform_parquet` runs that map on Ray, one task
-per file or group of row groups. `make_worker` returns the same map as a function of one batch, for
-Spark, Ray Data and other engines.
+An item's bias depends only on the item and the corrector, so any process can compute any rows.
+`transform_parquet` does this on Ray, one task per file or group of row groups. `make_worker`
+returns a function for one batch, for Spark, Ray Data and other engines.
 """
 
 import json

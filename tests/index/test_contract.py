@@ -297,9 +297,8 @@ def test_an_index_is_copied_to_another_engine_and_back(case, tmp_path):
         assert held(copy) == ({str(row): row for row in FIRST}, 1)
         name = case.at(tmp_path, "back")
         if case.engine in ("qdrant", "duckdb"):  # their files are open
-            options = vars(index.backend.options) | {
-                "collection" if case.engine == "qdrant" else "table": "back"
-            }
+            named = {"collection" if case.engine == "qdrant" else "table": "back"}
+            options = vars(index.backend.options) | named
             name = type(index.backend)(index.backend.client, **options)
         with copy_index(copy.backend, name, made.correctors[2]) as back:
             assert held(back) == ({str(row): row for row in FIRST}, 2)
@@ -444,7 +443,7 @@ def test_another_process_that_writes_during_a_refresh_stops_it(case, tmp_path, m
 def test_items_of_a_corrector_are_rejected_if_the_index_is_refreshed_meanwhile(
     tmp_path, monkeypatch
 ):
-    made, bias_for = world(), nnnorm.Corrector.bias_for
+    made, bias_for = world(), nnnorm.Corrector.values_for
     with build(CASES[0], tmp_path) as index:
 
         def refresh_afterwards(*given, **options):
@@ -453,7 +452,7 @@ def test_items_of_a_corrector_are_rejected_if_the_index_is_refreshed_meanwhile(
             index.refresh(made.correctors[1])
             return found
 
-        monkeypatch.setattr(nnnorm.Corrector, "bias_for", refresh_afterwards)
+        monkeypatch.setattr(nnnorm.Corrector, "values_for", refresh_afterwards)
         with pytest.raises(nnnorm.NNNormError, match="was refreshed or rolled back since"):
             index.add(made.items[70:71], ids=["70"])
         assert len(index) == len(FIRST)

@@ -100,7 +100,6 @@ LINES = {
     "popularity_weight": _setting("Weight of log(1 + clicks). [default: 0.02]"),
     "undo": _setting("Go back to the newer version."),
     "add": _setting("Add to the bank in --output."),
-    "half_life": _setting("With --max-references: 30d, or seconds.", "TIME"),
     "max_references": _setting("Keep a sample of this many unique queries.", least=1),
     "forget_before": _setting("Drop queries last asked before this time.", "TIME"),
     "budget": _setting("Maximum number of alerts, or share. [default: 0.2%]", "SHARE"),

@@ -73,6 +73,9 @@ class Items:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __iter__(self) -> Iterator[tuple[Any, FloatArray, dict[str, Any]]]:
+        return zip(self.ids.tolist(), self.vectors, self.metadata, strict=True)
+
     def __getitem__(self, part: slice) -> "Items":
         bias = None if self.bias is None else self.bias[part]
         return Items(self.ids[part], self.vectors[part], bias, self.metadata[part])
@@ -137,6 +140,15 @@ class Options:
                 raise NNNormError(f"{engine} has no option {name!r}; it has {has}")
             read[name] = _read_option(engine, name, value, types[name], known[name].get("bounds"))
         return cls(**read)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions(Options):
+    """Options of an HNSW graph: the first two of a new index, `ef` of a search."""
+
+    links: int = whole(32, at_least=2, at_most=512)
+    ef_construction: int = whole(200)
+    ef: int = whole(128)
 
 
 def _read_option(engine: str, name: str, value: Any, kind: Any, bounds: Any) -> Any:

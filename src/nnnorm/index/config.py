@@ -7,9 +7,9 @@ an index can be searched without its corrector.
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -179,9 +179,7 @@ def bias_values(corrector: Corrector, rows: Embeddings, groups: Any = None) -> F
     """Return the bias of items; that of the corrector's own gallery is known already."""
     known = corrector.bias
     is_own = known.fingerprints.get("gallery") is not None and known.fits(rows)
-    if is_own and groups is None:
-        return known.values
-    return corrector.bias_for(rows, groups=groups).values
+    return known.values if is_own and groups is None else corrector.values_for(rows, groups)
 
 
 def read_groups(groups: Any, ids: Ids, metadata: Sequence[Metadata]) -> Any:
@@ -241,34 +239,36 @@ def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[di
                 f"metadata of item {row} must be a mapping, and its keys text that doesn't begin "
                 f"with nnnorm_; got {reprlib.repr(entry)}"
             )
-        name = f"metadata {{!r:.60}} of item {row}"
-        checked.append({key: _plain(value, name.format(key)) for key, value in entry.items()})
+        reject = partial(_reject, row)
+        checked.append({key: to_json(value, reject) for key, value in entry.items()})
     return checked
+
+
+def _reject(row: int, value: Any) -> Any:
+    raise NNNormError(
+        f"metadata of item {row} must be JSON: finite numbers, whole ones of 64 bits, text without "
+        f"null characters and surrogates, {_DEEPEST} levels; got {reprlib.repr(value)}"
+    )
 
 
 def _is_key(key: Any) -> bool:
     return isinstance(key, str) and bool(key) and _is_text(key) and not key.startswith("nnnorm_")
 
 
-def _plain(value: Any, name: str, depth: int = 0) -> Any:
-    """Return a value that every engine returns as it was given, or raise."""
+def to_json(value: Any, otherwise: Callable[[Any], Any], depth: int = 0) -> Any:
+    """Return what every engine returns as it was given; of other values, what `otherwise` does."""
     if isinstance(value, np.generic) and value.dtype.kind in "biufU":  # not dates
         value = value.item()
     if depth <= _DEEPEST:
         if isinstance(value, (list, tuple)):
-            return [_plain(one, name, depth + 1) for one in value]
+            return [to_json(one, otherwise, depth + 1) for one in value]
         if isinstance(value, Mapping) and all(isinstance(k, str) and _is_text(k) for k in value):
-            return {key: _plain(one, name, depth + 1) for key, one in value.items()}
-    if value is None or isinstance(value, bool):
+            return {key: to_json(one, otherwise, depth + 1) for key, one in value.items()}
+    is_whole = isinstance(value, int) and -(2**63) <= value < 2**63
+    is_number = is_whole or (isinstance(value, float) and math.isfinite(value))
+    if value is None or is_number or (isinstance(value, str) and _is_text(value)):
         return value
-    fits = isinstance(value, int) and -(2**63) <= value < 2**63
-    fits = fits or (isinstance(value, float) and math.isfinite(value))
-    if not fits and not (isinstance(value, str) and _is_text(value)):
-        raise NNNormError(
-            f"{name} must be a JSON value: finite, whole numbers of 64 bits, text without null "
-            f"characters and surrogates, at most {_DEEPEST} levels; got {reprlib.repr(value)}"
-        )
-    return value
+    return otherwise(value)
 
 
 def _is_text(value: str) -> bool:
@@ -287,24 +287,8 @@ def choose_columns(metadata: Iterable[Metadata]) -> dict[str, Kind]:
     taken = set(_RESERVED)
     for name, found in kinds.items():
         kind = found.pop() if len(found) == 1 else None
-        if kind is not None and _NAME.fullmatch(name) and name.lower() not in taken:
+        is_free = _NAME.fullmatch(name) and name.lower() not in taken
+        if kind is not None and is_free and len(chosen) < _MOST_COLUMNS:
             chosen[name] = kind
             taken.add(name.lower())
-        if len(chosen) == _MOST_COLUMNS:
-            break
     return chosen
-
-
-def make_plain(value: Any, changed: list[Any]) -> Any:
-    """Turn a value of an application's own collection into JSON; adds to `changed` what wasn't."""
-    if isinstance(value, Mapping):
-        return {str(key): make_plain(one, changed) for key, one in value.items()}
-    if isinstance(value, (list, tuple, set, np.ndarray)):
-        return [make_plain(one, changed) for one in value]
-    if isinstance(value, np.generic) and value.dtype.kind in "biufU":
-        value = value.item()
-    is_finite = not isinstance(value, float) or math.isfinite(value)
-    if value is None or (isinstance(value, (bool, int, float, str)) and is_finite):
-        return value
-    changed.append(value)
-    return str(value) if is_finite else None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnnorm.bias import Popularity
+from nnnorm.bias import Bias, Popularity
 from nnnorm.corrector import Correction, Corrector, open_corrector
 from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError, check_count, check_type, warn
@@ -38,8 +38,8 @@ from nnnorm.index.config import (
     check_metadata,
     choose_columns,
     describe_corrector,
-    make_plain,
     read_groups,
+    to_json,
 )
 from nnnorm.index.engines import open_backend
 from nnnorm.ranking import N_COMPARED, check_min_confidence, drop_hits, measure_confidence
@@ -138,20 +138,20 @@ class CorrectedIndex:
                 return _State(version, config)
         raise self.backend.error("has no index metadata; build the index again")
 
-    def _finished(self) -> list[_State]:
-        found = [(one, self.backend.read_config(one)) for one in self.backend.versions()]
-        name = self.backend.name
-        return [_State(one, IndexConfig.from_dict(stored, name)) for one, stored in found if stored]
+    def _finished(self) -> dict[int, _State]:
+        """Return the versions that were finished, by their numbers."""
+        known = {}
+        for version in self.backend.versions():
+            if stored := self.backend.read_config(version):
+                config = IndexConfig.from_dict(stored, self.backend.name)
+                known[config.version] = _State(version, config)
+        return known
 
     def _neighbors(self, state: _State) -> tuple[_State | None, _State | None]:
         """Return the version before the last refresh, and the one that a rollback left."""
-        older = newer = None
-        for other in sorted(self._finished(), key=lambda one: one.config.version):
-            if other.config.version == state.config.previous:
-                older = other
-            if other.config.previous == state.config.version:
-                newer = other
-        return older, newer
+        known = self._finished()
+        newer = [n for n, one in known.items() if one.config.previous == state.config.version]
+        return known.get(state.config.previous or 0), known[max(newer)] if newer else None
 
     # --- searching -------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class CorrectedIndex:
         given = check_item_ids(named, len(items))
         entries = check_metadata(metadata, len(items))
         labels = read_groups(groups, given, entries)
-        values = corrector.bias_for(items, groups=labels).values
+        values = corrector.values_for(items, labels)
         with self._writing(given, opened) as (version, config):
             if not overwrite and (there := self.backend.present(version, given)).any():
                 raise self.backend.error(
@@ -364,7 +364,7 @@ class CorrectedIndex:
             config = replace(
                 state.config,
                 **describe_corrector(new),
-                version=1 + max(other.config.version for other in finished),
+                version=1 + max(finished),
                 previous=state.config.version,
                 popularity=None if popularity is None else popularity.weight,
             )
@@ -374,15 +374,16 @@ class CorrectedIndex:
                     items = state.config.restore_items(stored)
                     rows = new.open(items.vectors, "items")
                     labels = read_groups(groups, items.ids, items.metadata)
-                    bias = new.bias_for(rows, groups=labels)
+                    values = new.values_for(rows, labels)
                     if popularity is not None:
                         counts = [clicks.get(own, 0.0) for own in items.ids.tolist()]
-                        bias = bias + Popularity(counts, popularity.weight)
-                    made = config.transform_items(rows.rows(0, len(rows)), bias.values)
+                        bias = Bias(values, new.weight, config.method)
+                        values = (bias + Popularity(counts, popularity.weight)).values
+                    made = config.transform_items(rows.rows(0, len(rows)), values)
                     yield Items(items.ids, *made, items.metadata)
 
-            others = [one.version for one in finished if one.config.version != config.previous]
-            _keep_only(backend, state.version, *others)
+            finished[state.config.version] = state
+            _keep_only(backend, *(one.version for one in finished.values()))
             version = _fill(backend, config, parts(), n_items, progress, state.version)
             _keep_only(backend, version, state.version)
             self._correctors[new.fingerprint] = new
@@ -593,7 +594,14 @@ def copy_index(
     if there is not backend and isinstance(source, str):
         there.close()
     items, changed = Items.join(read), list[Any]()
-    metadata = [make_plain(entry, changed) for entry in items.metadata]
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, (set, np.ndarray)):
+            return to_json(list(value), convert)
+        changed.append(value)
+        return None if isinstance(value, float) else str(value)
+
+    metadata = [to_json(dict(entry), convert) for entry in items.metadata]
     if changed:
         warn(
             f"{len(changed):,} values in the metadata of {there.name} aren't JSON, such as "

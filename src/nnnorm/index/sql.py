@@ -217,9 +217,7 @@ class SqlBackend(ClientBackend):
         bias = [None] * len(items) if items.bias is None else items.bias.tolist()
         rows = (
             [own, vector, value, *split_columns(entry, columns)]
-            for own, vector, value, entry in zip(
-                items.ids.tolist(), items.vectors, bias, items.metadata, strict=True
-            )
+            for (own, vector, entry), value in zip(items, bias, strict=True)
         )
         with self.transaction():
             self._insert(version, ["id", "embedding", "bias", *columns, "metadata"], rows)

@@ -127,7 +127,7 @@ def _check_bias(index: CorrectedIndex, stored: Items) -> list[str]:
             right = bias_values(corrector, items)
         else:  # the engine doesn't know the groups: each item must have the bias of one of them
             one = [next(iter(corrector.groups))] * len(items)
-            plain = corrector.bias_for(items, groups=one).values - corrector.groups[one[0]]
+            plain = corrector.values_for(items, one) - corrector.groups[one[0]]
             offsets = np.array(list(corrector.groups.values()))
             nearest = np.abs((values - plain)[:, None] - offsets).argmin(axis=1)
             right = plain + offsets[nearest].astype(np.float32)

@@ -44,7 +44,7 @@ class DuckdbBackend(SqlBackend):
 
     def _select(self, version: str, vector: FloatArray, k: int, where: str, weight: float) -> Pairs:
         score = f"array_inner_product(embedding, $1::FLOAT[{len(vector)}])"
-        score += f" - {float(weight)!r} * bias"
+        score += f" - {float(weight)!r} * bias" if weight else ""
         return self._execute(
             f"SELECT id, {score} AS nnnorm_score FROM {self._table(version)} {where} "
             f"ORDER BY nnnorm_score DESC LIMIT {k}",

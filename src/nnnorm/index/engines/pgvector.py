@@ -53,29 +53,28 @@ class PgvectorBackend(SqlBackend):
 
     def _connect(self) -> Any:
         psycopg = require("psycopg", "pgvector")
-        extra = {"host": self.options.host, "options": self.options.options}
+        names = [name for name in ("host", "options") if getattr(self.options, name)]
+        given = {name: getattr(self.options, name) for name in names}
         try:
-            known = psycopg.conninfo.conninfo_to_dict(self.address)
+            place = psycopg.conninfo.make_conninfo(self.address, **given)
         except (psycopg.Error, ValueError):  # it quotes the address, with its password
             raise NNNormError(
                 f"{show_url(self.address)!r} can't be read as the address of a PostgreSQL server; "
                 "expected //user@host:port/database, with special characters of a password "
                 "percent-encoded (%2F for /)"
             ) from None
-        given = {**known, **{name: value for name, value in extra.items() if value}}
-        return psycopg.connect(**given, autocommit=True, connect_timeout=30)
+        return psycopg.connect(place, autocommit=True, connect_timeout=30)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         with super().writing():
-            self.run("SELECT pg_advisory_lock(hashtext(?))", f"nnnorm {self.options.table}")
+            name = f"nnnorm {self.options.table}"
+            self.run("SELECT pg_advisory_lock(hashtext(?))", name)
             try:
                 yield
             finally:
                 if not self.client.closed and self.client.info.transaction_status != 3:  # in error
-                    self.run(
-                        "SELECT pg_advisory_unlock(hashtext(?))", f"nnnorm {self.options.table}"
-                    )
+                    self.run("SELECT pg_advisory_unlock(hashtext(?))", name)
 
     def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         rows = require("psycopg.rows", "pgvector").tuple_row
@@ -96,11 +95,9 @@ class PgvectorBackend(SqlBackend):
 
     def finish(self, version: str, config: dict[str, Any]) -> None:
         if not self.is_exact:
-            self.run(
-                f"CREATE INDEX ON {self._table(version)} USING hnsw (embedding vector_ip_ops) "
-                f"WITH (m = {self.options.links}, "
-                f"ef_construction = {self.options.ef_construction})"
-            )
+            made = f"m = {self.options.links}, ef_construction = {self.options.ef_construction}"
+            kind = f"hnsw (embedding vector_ip_ops) WITH ({made})"
+            self.run(f"CREATE INDEX ON {self._table(version)} USING {kind}")
         super().finish(version, config)
 
     def _insert(self, version: str, names: list[str], rows: Iterable[list[Any]]) -> None:
@@ -112,7 +109,7 @@ class PgvectorBackend(SqlBackend):
 
     def _select(self, version: str, vector: FloatArray, k: int, where: str, weight: float) -> Pairs:
         distance = "embedding <#> %s::vector"
-        if self.mode == "column":
+        if weight and self.mode == "column":
             distance = f"({distance}) + {float(weight)!r} * bias"
         statement = (  # the distance is computed once
             f"SELECT id, {distance} AS nnnorm_distance FROM {self._table(version)} "
