@@ -1,4 +1,4 @@
-"""A small image–text search task that ships with the package: real hubs, no download.
+"""A small image–text search task with hubs that ships with the package.
 
 A dual encoder was trained on drawn scenes and their captions (`examples/shapes/build.py` rebuilds
 it). Pictures are stored as embeddings in float16, scenes as ten bytes, captions as text. The text
@@ -115,7 +115,7 @@ class TextTower:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shapes:
-    """Embeddings of pictures of shapes and of captions, in the roles of a search."""
+    """Embeddings of pictures and captions: gallery, queries and past queries."""
 
     gallery: FloatArray
     queries: FloatArray
@@ -162,7 +162,7 @@ class Shapes:
 
 @lru_cache(maxsize=1)
 def load_shapes() -> Shapes:
-    """Load the data set of shapes: embeddings of pictures and captions, with hubs."""
+    """Load the shapes: embeddings of pictures and captions, with hubs."""
     with (
         as_file(files("nnnorm.datasets") / _FILE) as path,
         np.load(path, allow_pickle=False) as stored,
