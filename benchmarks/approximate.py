@@ -56,7 +56,7 @@ from nnnorm.approximate import (
 from nnnorm.embeddings import Embeddings
 from nnnorm.evaluation.metrics import open_truth
 from nnnorm.evaluation.sweep import sweep_hits
-from nnnorm.report import BLUE, GREY, ORANGE, label_axes, make_panels
+from nnnorm.report import plots
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, top_means
 
 OUTPUT = RESULTS / "approximate.json"
@@ -146,8 +146,8 @@ SETTINGS = {
 # Color, marker and name in the plot, and the point and offset of the name; ours lies on top.
 LOOKS = {
     "sample": ("#8A8A8A", "o", "a sample of the bank", 0, (10, -2)),
-    "ivf-brief": (ORANGE, "s", "Faiss IVF", -1, (-4, -18)),
-    "lists": (BLUE, "D", "nnnorm, by quality", 1, (-135, -5)),
+    "ivf-brief": (plots.ORANGE, "s", "Faiss IVF", -1, (-4, -18)),
+    "lists": (plots.BLUE, "D", "nnnorm, by quality", 1, (-135, -5)),
 }
 
 
@@ -512,11 +512,11 @@ def difference_words(differences: npt.NDArray[np.float64]) -> str:
 
 def draw(results: dict[str, Any], path: Path) -> None:
     """R@1 lost against seconds, for the ways that anyone would choose between."""
-    figure, (axes,) = make_panels(3.9, 1)
+    figure, (axes,) = plots.make_panels(3.9, 1)
     cells = in_order(results["made"])
     exact = cells[0]
     axes.axhspan(-0.1, 0.1, color="#E6F1EC", zorder=0)
-    axes.axhline(0, color=GREY, linewidth=1, zorder=1)
+    axes.axhline(0, color=plots.GREY, linewidth=1, zorder=1)
     for family, (colour, marker, name, end, place) in LOOKS.items():
         mine = [cell for cell in cells if cell["family"] == family]
         if family == "lists":
@@ -552,7 +552,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     axes.set_xticks(ticks, [f"{second:g}" for second in ticks])
     axes.minorticks_off()
     axes.set_xlim(min(medians) * 0.8, max(medians) * 1.6)
-    label_axes(
+    plots.label_axes(
         axes,
         f"Quality 8 to 32: {whole / slowest:.0f} to {whole / fastest:.0f} times faster, "
         f"{-least:.1f} to {-most:.1f} points lost",

@@ -233,7 +233,7 @@ def ask_in_turns(plain: Backend, index: CorrectedIndex, queries: Floats, engine:
     batches = np.split(queries, range(engine.per_batch, len(queries), engine.per_batch))
     clock = time.perf_counter if engine.is_server else time.process_time
     sides: list[Callable[[Floats], Any]] = [
-        lambda rows: plain.search("v1_000000", rows, K, None, None).ids,
+        lambda rows: plain.search("v1_000000", rows, K, None, 0.0).ids,
         lambda rows: index.search(rows, k=K).ids,
     ]
     for side in sides:  # nothing cold is timed

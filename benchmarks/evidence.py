@@ -34,7 +34,7 @@ from real_sets import (
 import nnnorm
 from nnnorm.datasets import load_shapes
 from nnnorm.dedup import drop_copies
-from nnnorm.evaluation import Interval, Task, interval_of_mean, judge_hubs
+from nnnorm.evaluation import Interval, Task, interval_of_mean, judge_hubs, open_truth
 from nnnorm.evaluation.tuning import try_settings
 from nnnorm.methods import label_method, make_method
 
@@ -233,7 +233,8 @@ def measure_parts(parts: list[Part], names: tuple[str, ...]) -> dict[str, Any]:
         sides = nnnorm.open_embeddings(gallery), nnnorm.open_embeddings(queries)
         tried = [name for name in names if second is not None or name != "dualis"]
         grids = {name: grid for name, grid in GRIDS.items() if name in tried}
-        trial = try_settings(tried, sides[0], used, opened, sides[1], truth, grids=grids)
+        right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
+        trial = try_settings(tried, sides[0], used, opened, sides[1], right, grids=grids)
         raw = trial.evaluation(0)
         groups = trial.clusters
         clusters[part.rows] = groups if part.items is None else part.items[groups]
@@ -344,7 +345,9 @@ def show(gain: list[float]) -> str:
 
 def draw_forest(results: dict[str, Any], figure: Any) -> None:
     """One row per search: the gain of NNN with its interval, and with few past queries."""
-    from nnnorm.report import BLUE, GREY, ORANGE, label_axes, style_axes
+    from matplotlib.lines import Line2D
+
+    from nnnorm.report.plots import BLUE, GREY, ORANGE, label_axes, style_axes
 
     rows = sorted(
         (row for row in results["rows"] if row["bank"] == "own"),
@@ -369,12 +372,17 @@ def draw_forest(results: dict[str, Any], figure: Any) -> None:
     axes.set_yticks(range(len(rows)), [TITLES[row["set"]] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.spines["left"].set_visible(False)
-    label_axes(
-        axes,
-        "What NNN gains with past queries, no labels, nothing tuned",
-        f"points of R@1, 95 % interval; hollow: includes 0; diamond: {SMALL} past queries only",
-        "",
-    )
+    gains = [row["gains"]["nnn"] for row in rows]
+    n_gains, n_losses = (sum(low > 0 for _, low, _ in gains), sum(high < 0 for *_, high in gains))
+    title = f"NNN gains in {n_gains} of {len(rows)} searches and loses in {n_losses or 'none'}"
+    label_axes(axes, title, "gain in R@1, points, with 95 % interval; automatic settings", "")
+    marks = {
+        "gain": {"marker": "o", "color": BLUE, "markersize": 7},
+        "interval includes 0": {"marker": "o", "color": GREY, "markerfacecolor": "white"},
+        f"gain with only {SMALL} past queries": {"marker": "D", "color": GREY, "markersize": 4},
+    }
+    lines = [Line2D([], [], linestyle="none", label=name, **mark) for name, mark in marks.items()]
+    axes.legend(handles=lines, frameon=False, loc="lower right", fontsize=9.5)
 
 
 def main() -> int:

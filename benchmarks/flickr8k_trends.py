@@ -15,7 +15,7 @@ from real_sets import Direction, Flickr8k, Floats, GridOnPool, Pairs, points, ta
 
 import nnnorm
 from nnnorm.evaluation.comparison import Task
-from nnnorm.evaluation.metrics import Evaluation, count_above, open_truth
+from nnnorm.evaluation.metrics import Evaluation, count_strip, open_truth
 from nnnorm.evaluation.sweep import make_settings
 from nnnorm.methods import PAPER_GRID
 
@@ -47,9 +47,8 @@ def count_hits(task: Task, references: Floats) -> Counts:
     n_photos = min(len(queries), len(gallery))
     counts = np.empty((len(settings), len(RECALLS), n_photos))
     for count, setting in zip(counts, settings, strict=True):
-        above, tied = count_above(scores - setting.correction(), truth, 0)
-        nobody = np.zeros(len(queries), dtype=np.int64)
-        evaluation = Evaluation(truth, above, tied, nobody, len(gallery), len(gallery))
+        ranks = count_strip(scores - setting.correction(), truth, 0)
+        evaluation = Evaluation.of_strips(truth, [ranks], len(gallery))
         for row, k in zip(count, RECALLS, strict=True):
             row[:] = evaluation.hits(k).reshape(n_photos, -1).mean(axis=1)
     return counts

@@ -321,9 +321,14 @@ def show_held(cases: list[dict[str, Any]], name: str, n: int, is_hidden: bool) -
 
 def draw(results: dict[str, Any], figure: Any) -> None:
     """What each signal finds; what the correction leaves to disguised items."""
-    from nnnorm.report import BLUE, GREY, ORANGE
+    from nnnorm.report.plots import BLUE, GREY, ORANGE, label_axes, style_axes
 
+    figure.set_size_inches(9.4, 4.2)
     left, right = figure.subplots(1, 2)
+    style_axes(left, grid="x")
+    style_axes(right)
+    legend = {"frameon": False, "fontsize": 9.5, "loc": "upper center"}
+    legend |= {"bbox_to_anchor": (0.5, -0.16), "borderaxespad": 0}
     signals = ("sum", *SIGNALS)
     for place, (name, color) in enumerate(zip(NAMES, (BLUE, ORANGE, GREY), strict=True)):
         some = [c for c in within(results["cases"], set=name) if c["n"] <= c["alerts"][0]]
@@ -332,10 +337,10 @@ def draw(results: dict[str, Any], figure: Any) -> None:
         at = -np.arange(len(signals)) - 0.27 * (place - 1)
         left.barh(at, shares, 0.25, label=NAMES[name], color=color)
     left.set_yticks(-np.arange(len(signals)), signals)
-    left.set(xlim=(0, 100), xlabel="adversarial hubs found at a budget of 0.2 %, in %")
-    left.set_title("The sum of six signals finds nearly all", loc="left")
-    left.set_ylim(-len(signals) - 0.4, 0.6)
-    left.legend(frameon=False, loc="lower center", ncols=3)
+    left.set(xlim=(0, 100), ylim=(0.5 - len(signals), 0.6))
+    title = "The sum of six signals finds nearly all hubs"
+    label_axes(left, title, "adversarial hubs found at a budget of 0.2 %, in %", "")
+    left.legend(ncols=3, **legend)
     names, before, after = [], [], []
     for name, label in NAMES.items():
         largest = max(case["n"] for case in within(results["cases"], set=name))
@@ -347,9 +352,9 @@ def draw(results: dict[str, Any], figure: Any) -> None:
     right.bar(at - 0.2, before, 0.36, color=GREY, label="uncorrected")
     right.bar(at + 0.2, after, 0.36, color=BLUE, label="corrected")
     right.set_xticks(at, names)
-    right.set(ylabel="top-1 hits of disguised items, %")
-    right.set_title("The correction takes away about half", loc="left")
-    right.legend(frameon=False)
+    title = "The correction alone removes about half"
+    label_axes(right, title, "", "top-1 hits of disguised items, %")
+    right.legend(ncols=2, **legend)
 
 
 def main() -> int:

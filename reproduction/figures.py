@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nnnorm.evaluation import count_occurrences, find_hubs, find_rescued
-from nnnorm.report import BLUE, GREEN, ORANGE, Hits, plot_audit, plot_hits, plots
+from nnnorm.report import plots
 from reproduction.material import EmbeddingFolder, Shown
 from reproduction.paper import Cell, Experiment, PaperTable, find_fine_tuned
 from reproduction.run import Runner
@@ -34,7 +34,7 @@ def find_figures(
         return {}
     if table.name == "gender":
         return {
-            f"{prefix}gender.png": lambda: plot_audit(runner.groups(after[0])),
+            f"{prefix}gender.png": lambda: plots.plot_audit(runner.groups(after[0])),
             f"{prefix}gender-first-ten.png": lambda: draw_groups(runner, after[0]),
         }
     figures: Figures = {}
@@ -78,7 +78,7 @@ def draw_rescued(runner: Runner, experiment: Experiment) -> Any:
     for query in find_rescued(before.indices, after.indices, right, list(hubs)):
         first.setdefault(int(before.indices[query, 0]), int(query))
     found = [
-        Hits(
+        plots.Hits(
             f"{shown.queries[query]} - the hub is first {counts[hub]} times",
             before.indices[query].tolist(),
             after.indices[query].tolist(),
@@ -86,12 +86,12 @@ def draw_rescued(runner: Runner, experiment: Experiment) -> Any:
         )
         for hub, query in list(first.items())[:_QUERIES]
     ]
-    found = found or [Hits("no query was answered by a hub and is right now", [])]
+    found = found or [plots.Hits("no query was answered by a hub and is right now", [])]
 
-    def color(hits: Hits, item: int) -> str | None:
-        return GREEN if item in hits.right else ORANGE if item in hubs else None
+    def color(hits: plots.Hits, item: int) -> str | None:
+        return plots.GREEN if item in hits.right else plots.ORANGE if item in hubs else None
 
-    return plot_hits(found, _show(shown), color, "green: the right item, orange: a hub")
+    return plots.plot_hits(found, _show(shown), color, "green: the right item, orange: a hub")
 
 
 def draw_groups(runner: Runner, experiment: Experiment) -> Any:
@@ -101,11 +101,11 @@ def draw_groups(runner: Runner, experiment: Experiment) -> Any:
         runner.search_groups(there, _PLACES) for there in (plain, experiment)
     )
     one, other = about.difference
-    colors = {one: ORANGE, other: BLUE}
+    colors = {one: plots.ORANGE, other: plots.BLUE}
     groups = np.array(about.groups)[before.indices]
     lean = np.abs((groups == one).sum(axis=1) - (groups == other).sum(axis=1))
     found = [
-        Hits(
+        plots.Hits(
             about.shown.queries[query],
             before.indices[query].tolist(),
             after.indices[query].tolist(),
@@ -113,7 +113,7 @@ def draw_groups(runner: Runner, experiment: Experiment) -> Any:
         for query in np.argsort(-lean, kind="stable")[:_QUERIES]
     ]
     note = f"orange: {one}, blue: {other}"
-    return plot_hits(
+    return plots.plot_hits(
         found, _show(about.shown), lambda _, item: colors.get(about.groups[item]), note
     )
 

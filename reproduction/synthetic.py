@@ -25,7 +25,7 @@ NOTES = {
     "gender": "shapes: 12 shapes in the place of occupations, sizes in the place of genders (five "
     'big and five small ones of each, big − small), and "a star" for a question.',
     "cross-attention": "The scores are those of dual encoders, passed as a matrix: this runs "
-    "the arithmetic, and says nothing about cross-attention.",
+    "the arithmetic, but shows nothing about cross-attention.",
 }
 
 

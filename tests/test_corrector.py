@@ -213,16 +213,6 @@ def test_raw_items_have_room_up_to_a_margin_and_are_rejected_beyond_it(made):
     assert len(corrector.bias_for(long)) == 60  # a value needs no room
 
 
-def test_the_weight_is_on_the_side_of_the_queries(made, corrector):
-    default, other = (
-        corrector.transform_queries(made.queries),
-        corrector.transform_queries(made.queries, weight=0.1),
-    )
-    assert (default[:, 16] == np.float32(-corrector.weight)).all()
-    assert (other[:, 16] == np.float32(-0.1)).all()
-    np.testing.assert_array_equal(default[:, :16], made.queries)
-
-
 # --- rows that do not fit -------------------------------------------------------------------------
 
 
@@ -278,12 +268,6 @@ def test_a_corrector_that_normalizes_takes_rows_of_any_norm_and_one_of_unit_rows
         np.testing.assert_allclose(
             one.transform_items(opened), one.transform_items(made.new), atol=1e-6
         )
-
-
-def test_a_gallery_that_is_normalized_rejects_a_bank_that_is_not(made):
-    opened = nnnorm.open_embeddings(made.gallery, name="gallery", normalize=True)
-    with pytest.raises(NNNormError, match="gallery is normalized and references is not"):
-        Corrector.fit(opened, 3 * made.references)
 
 
 @pytest.mark.slow
@@ -378,18 +362,6 @@ def test_a_refit_takes_a_gallery_that_has_grown_and_keeps_the_second_bank(made):
         first.refit(made.references, gallery=made.gallery[:, :12])
 
 
-def test_recent_queries_join_an_own_bank():
-    gallery, queries, past = make_embeddings(n_items=100, n_past=200, dim=16, seed=3)
-    own, recent = past[::5], queries[::5][:64]
-    both = Corrector.fit(gallery, own, recent=recent, duplicates="keep")
-    plain = nnnorm.NNN().fit(gallery, np.concatenate([recent, own]), duplicates="keep")
-    assert len(both.references) == 64 + len(own)
-    assert both.bias_for(gallery[:5]).params["past_queries"] == "both"
-    assert both.bias.params["mismatch_z"] < 3
-    assert both.bias.weight == pytest.approx(plain.weight, rel=0.01)
-    assert "past_queries" not in Corrector.fit(gallery, own).bias.params
-
-
 def test_a_refit_with_the_same_bank_moves_nothing(made):
     bank = nnnorm.Bank.of(made.references, normalize=True)
     for normalize in (None, True):
@@ -430,36 +402,3 @@ def test_a_refit_without_the_recent_queries_of_the_fit_is_warned_of(made):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first.refit(made.references, gallery=made.gallery, recent=made.queries)
-
-
-def test_repeated_items_are_named_once(made):
-    twice = np.repeat(made.gallery, 2, axis=0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        Corrector.fit(twice, made.references, NNN(6, 0.7))
-    (only,) = caught
-    assert str(only.message).startswith("gallery has 100 different rows among 200")
-
-
-# --- where numbers meet ---------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_new_photos_of_flickr8k_take_their_share_of_first_places_and_not_more(flickr8k):
-    gallery, queries = flickr8k.image["test"], flickr8k.caption["test"]
-    old, new = gallery[:500], gallery[500:]
-    corrector = Corrector.fit(old, flickr8k.caption["train"])
-    other = NNN().fit(new, flickr8k.caption["val"][::10])  # 500 recent queries, as a bank
-    scores = queries @ gallery.T
-    truth = np.repeat(np.arange(1000), 5)
-
-    def measure(values_of_new):
-        values = np.concatenate([corrector.bias.values, values_of_new])
-        first = (scores - corrector.weight * values).argmax(axis=1)
-        return (first >= 500).mean(), (first == truth).mean()
-
-    share, recall = measure(corrector.bias_for(new).values)
-    assert 0.45 < share < 0.55
-    wrong_share, wrong_recall = measure(other.values)
-    assert wrong_share > 0.75
-    assert wrong_recall < 0.195 < 0.21 < recall

@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -118,15 +117,6 @@ def test_an_error_names_the_column_or_the_id(corrector, words):
         make_worker(corrector, output="both")
 
 
-def test_values_do_not_depend_on_how_fast_a_worker_is(corrector, monkeypatch):
-    right = make_worker(corrector)(table_of(ITEMS))["nnnorm_bias"]
-    for name in ("_QUICK", "_LONG"):  # the work after which "auto" turns to approximate means
-        monkeypatch.setattr(f"nnnorm.solvers.{name}", -1.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert make_worker(corrector)(table_of(ITEMS))["nnnorm_bias"] == right
-
-
 # --- before anything is computed -----------------------------------------------------------------
 
 
@@ -158,7 +148,7 @@ def test_a_ray_that_does_not_start_is_one_sentence_without_a_password(
     ray = pytest.importorskip("ray", reason="needs ray: pip install 'nnnorm[ray]'")
     monkeypatch.setattr(ray, "init", fail)
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(NNNormError, match="Ray can't be started at ray://…@nowhere") as found:
+    with pytest.raises(NNNormError, match=r"Ray can't be started .*ray://…@nowhere") as found:
         transform_parquet(corrector, write_gallery(tmp_path / "items"), tmp_path / "bias")
     assert "Hunter2x" not in str(found.value)
     assert found.value.__cause__ is None
@@ -170,10 +160,10 @@ def test_files_of_a_store_are_read_and_written_by_fsspec(corrector, tmp_path, mo
     store = pytest.importorskip("fsspec").filesystem("memory")
     store.put(str(write_gallery(tmp_path / "items")), "/shop/items", recursive=True)
 
-    def run(ray, corrector, fs, other, shards):
+    def run(ray, work, fs, other, shards):
         for shard in shards:
             with threadpool_limits(1):  # which a task sets for good
-                assert _transform(corrector, fs, other, shard) == []
+                assert _transform(work, fs, other, shard) == []
             yield shard.n_rows
 
     monkeypatch.setattr("nnnorm.distributed._run", run)

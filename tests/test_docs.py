@@ -80,7 +80,7 @@ def test_new_tables_take_the_place_of_the_old_ones(benchmark, tmp_path, monkeypa
 
 def test_a_plot_is_written_for_white_and_for_dark_pages(benchmark, tmp_path):
     image = pytest.importorskip("PIL.Image")
-    figure, (axes,) = pytest.importorskip("nnnorm.report").make_panels(2.0, 1)
+    figure, (axes,) = pytest.importorskip("nnnorm.report.plots").make_panels(2.0, 1)
     axes.axhspan(0, 1, color="#0072B2")
     axes.axhspan(1, 2, facecolor="white", edgecolor="none")
     benchmark("pictures").save_both(figure, tmp_path / "plot.png")

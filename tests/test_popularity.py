@@ -129,7 +129,7 @@ def test_a_bias_of_weight_0_becomes_the_popularity_alone(hubs):
     [
         ([1, -2, 3], "counts of at least 0; item 1 has -2"),
         ([1, np.nan, 3], "must be finite; item 1 has nan"),
-        ([[1, 2, 3]], r"one number per item, .* got \(1, 3\)"),
+        ([[1, 2, 3]], r"numbers, one per item, .* got \(1, 3\)"),
         (["a", "b", "c"], "clicks must be numbers"),
     ],
 )
@@ -225,9 +225,9 @@ def test_clicks_are_checked_before_the_work_and_gated_methods_are_left_out(traff
     with monkeypatch.context() as patch:
         patch.setattr("nnnorm.evaluation.tuning.try_settings", refuse)
         for wrong, words in (
-            ({"clicks": [1, 2]}, "one number per item of the gallery, 150; got 2"),
+            ({"clicks": [1, 2]}, "one number per item, 150; got 2"),
             ({"clicks": -traffic["clicks"]}, "counts of at least 0"),
-            ({"methods": ["qbnorm"]}, "method qbnorm decides per query"),
+            ({"methods": ["qbnorm"]}, "qbnorm decides per query"),
         ):
             with pytest.raises(NNNormError, match=words):
                 nnnorm.tune(**(traffic | wrong), normalize=True)

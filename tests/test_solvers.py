@@ -11,7 +11,7 @@ import nnnorm
 from nnnorm import CSLS, DN, NNN, NNNormError, solvers
 from nnnorm.errors import NNNormWarning
 from nnnorm.methods import Statistics
-from nnnorm.scoring import Matrix, Products, top_means
+from nnnorm.scoring import Products, top_means
 from nnnorm.solvers import SOLVER_NAMES, compute_means
 from tests.test_approximate import residual, topics
 
@@ -122,13 +122,6 @@ def test_progress_ends_with_everything_done(problem, seconds):
     assert steps[-1] == (900 * 17_000, 900 * 17_000)  # the sample is known
 
 
-def test_long_exact_work_shows_its_progress_on_a_terminal(problem, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with pytest.warns(NNNormWarning, match="exact means will take"):
-        auto(problem)
-    assert capsys.readouterr().err.endswith("━━━ 100 %\n")
-
-
 # --- what a bias reports -------------------------------------------------------------------------
 
 
@@ -154,14 +147,6 @@ def test_approximate_means_of_a_small_bank_are_exact_and_say_so(small):
 
 def test_methods_without_means_name_no_solver(small):
     assert "solver" not in DN().fit(small.gallery, small.references, normalize=False).params
-
-
-def test_what_a_solver_reports_survives_the_file(problem, tmp_path):
-    bias = CSLS().fit(*problem, solver="approximate", duplicates="keep")
-    bias.save(tmp_path / "bias.safetensors")
-    loaded = nnnorm.Bias.load(tmp_path / "bias.safetensors")
-    assert loaded.params == {**bias.params}
-    assert loaded.params["solver"] == "approximate"
 
 
 @pytest.mark.parametrize(("solver", "expected"), [("auto", "exact"), ("approximate",) * 2])
@@ -198,12 +183,6 @@ def test_more_references_than_there_are_is_one_sentence_with_every_solver(solver
     rows = np.random.default_rng(0).normal(size=(5, 8))
     with pytest.raises(NNNormError, match="reference_k is 6, but there are only 5 references"):
         CSLS(reference_k=6).fit(rows[:3], rows, solver=solver, normalize=True)
-
-
-def test_ready_scores_need_the_exact_solver():
-    ready = Matrix(nnnorm.open_embeddings(np.ones((3, 5))))
-    with pytest.raises(NNNormError, match="ready scores need solver exact"):
-        compute_means("approximate", ready, 2)
 
 
 @pytest.mark.parametrize(

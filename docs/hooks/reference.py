@@ -23,6 +23,15 @@ TOPICS = {
     "augment_gallery augment_queries",
 }
 
+# Commands by task. Commands that aren't listed go last.
+TASKS = {
+    "Correct a search": "demo check fit search explore",
+    "Serve it from a vector database": "index",
+    "Keep it up to date": "bank extend drift calibrate scan",
+    "Measure and tune": "evaluate tune compare audit",
+    "Prepare data": "encode dataset info",
+}
+
 
 def on_files(files, config):
     """Add both reference pages."""
@@ -47,20 +56,27 @@ def write_names():
 def write_commands():
     """Write a page with the help of every command."""
     load_commands()
-    parts = [
-        "# Command line",
-        "This page has the text of `nnnorm COMMAND --help`, common ones first.",
-    ]
-    for name, command in walk(get_command(app), "nnnorm"):
-        parts += [f"## {name}", command.help or ""]
-        if hasattr(command, "commands"):
-            continue
-        for parameter in (one for group in GROUPS for one in command.options_of(group)):
-            names, meaning = show_option(parameter)
-            meaning = meaning.replace("[", r"\[")  # a default value, not a link
-            parts.append(f"`{names}`\n:   {meaning}")
-        parts.append(f"```sh\n{fold(command.epilog.removeprefix('Example: '))}\n```")
+    left = dict(get_command(app).commands)
+    parts = ["# Command line", "This page has the text of `nnnorm COMMAND --help`, by task."]
+    for task, names in [*TASKS.items(), ("Others", " ".join(left))]:
+        chosen = [name for name in names.split() if name in left]
+        parts += [f"## {task}"] if chosen else []
+        for name in chosen:
+            for full_name, command in walk(left.pop(name), f"nnnorm {name}"):
+                parts += [f"### {full_name}", *write_command(command)]
     return "\n\n".join(parts)
+
+
+def write_command(command):
+    """Write the help of a command, its options, and its example."""
+    parts = [command.help or ""]
+    if hasattr(command, "commands"):
+        return parts
+    for parameter in (one for group in GROUPS for one in command.options_of(group)):
+        names, meaning = show_option(parameter)
+        meaning = meaning.replace("[", r"\[")  # a default value, not a link
+        parts.append(f"`{names}`\n:   {meaning}")
+    return [*parts, f"```sh\n{fold(command.epilog.removeprefix('Example: '))}\n```"]
 
 
 def fold(line, width=90):

@@ -1,9 +1,9 @@
-"""Draw the picture of the README: one hub before, three right pictures after.
+"""Draw the picture in the README: one hub before, three right pictures after.
 
     python examples/shapes/picture.py    # writes docs/images/hub-light.png and hub-dark.png
 
-Three captions for which the same hub is top-1 without a correction, and their own picture comes
-first with it, by the automatic NNN. Needs matplotlib: `pip install '.[plots]'`.
+The same hub is top-1 for three captions without a correction. With automatic settings, the right
+picture is. Needs matplotlib: `pip install '.[plots]'`.
 """
 
 import textwrap
@@ -22,14 +22,18 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
 ORANGE, GREEN, BADGE = "#d9730d", "#00966d", "#6e7781"
 ROWS, SHOWN = 3, 3
-SIDE, STEP, TOP = 66, 80, 66  # pixels of a picture, from one to the next, and above the first
-LEFT, RIGHT = 205, 480  # where the pictures without and with the correction begin
+SIDE, STEP, TOP = (
+    66,
+    80,
+    66,
+)  # pixels: size of a picture, distance to the next, space above the first
+LEFT, RIGHT = 205, 480  # left edges of the pictures without and with the correction
 WIDTH, HEIGHT = RIGHT + SHOWN * STEP, TOP + ROWS * STEP
-TEXT = 12  # points: readable on a phone, where the picture has half of its width
+TEXT = 12  # points: readable on a phone, at half the width
 
 
 def find_rows(shapes):
-    """Find a hub, how often it is top-1, and three captions that it answers no longer.
+    """Find a hub, how often it is top-1, and three captions for which it no longer is.
 
     Returns
     -------
@@ -66,10 +70,10 @@ def draw(shapes, theme, hub, n_first, rows):
 
     fair = len(shapes.queries) // len(shapes.gallery)
     frame(2, 4, 16, ORANGE)
-    write(25, 12, f"a hub: came first {n_first} times, {fair} would be fair", fontsize=TEXT)
+    write(25, 12, f"a hub: top-1 for {n_first} queries; {fair} would be fair", fontsize=TEXT)
     frame(440, 4, 16, GREEN)
     write(463, 12, "the right picture", fontsize=TEXT)
-    for x, name in ((2, "asked for"), (LEFT - 5, "found"), (RIGHT - 5, "found with nnnorm")):
+    for x, name in ((2, "query"), (LEFT - 5, "without nnnorm"), (RIGHT - 5, "with nnnorm")):
         write(x, 44, name, fontsize=TEXT, weight="bold")
     for number, (caption, right, before, after) in enumerate(rows):
         y = TOP + number * STEP
@@ -79,7 +83,7 @@ def draw(shapes, theme, hub, n_first, rows):
             for place, item in enumerate(items):
                 x = start + place * STEP
                 color = ORANGE if item == hub else GREEN if item == right else None
-                edge = 5 if color else 0.5  # a hairline marks the edge of a white picture
+                edge = 5 if color else 0.5  # a thin line around white pictures
                 frame(x - edge, y - edge, SIDE + 2 * edge, color or BADGE)
                 picture = shapes.draw(int(item), 2 * SIDE)
                 axes.imshow(picture, extent=(x, x + SIDE, y + SIDE, y), zorder=2)

@@ -1,7 +1,7 @@
 """nnnorm: make embedding search return the right item instead of the popular one.
 
-Functions are verbs and stand here; modules are nouns. Importing this loads numpy and nothing
-heavier: a name is imported from its module when it is first used.
+Importing the package loads numpy and nothing larger: each name is imported from its module when it
+is first used.
 
 >>> import numpy as np, nnnorm
 >>> rng = np.random.default_rng(0)
@@ -22,50 +22,36 @@ if TYPE_CHECKING:
     from nnnorm.datasets import load_shapes
     from nnnorm.embeddings import open_embeddings
     from nnnorm.errors import NNNormError, NNNormWarning
-    from nnnorm.evaluation import (
-        audit,
-        check,
-        compare,
-        evaluate,
-        scan,
-        tune,
-    )
+    from nnnorm.evaluation import audit, check, compare, evaluate, scan, tune
     from nnnorm.index import build_index, open_index
     from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn
     from nnnorm.ranking import Ranking, rerank, search
     from nnnorm.version import __version__
 
-_MODULES = {
-    "nnnorm.bank": ("Bank",),
-    "nnnorm.bias": ("Bias", "Popularity"),
-    "nnnorm.calibration": ("calibrate",),
-    "nnnorm.corrector": ("Corrector",),
-    "nnnorm.datasets": ("load_shapes",),
-    "nnnorm.errors": ("NNNormError", "NNNormWarning"),
-    "nnnorm.index": ("build_index", "open_index"),
-    "nnnorm.embeddings": ("open_embeddings",),
-    "nnnorm.methods": (
-        *("CSLS", "DN", "NNN"),
-        *("DualSoftmax", "InvertedSoftmax", "Sinkhorn"),
-    ),
-    "nnnorm.ranking": ("Ranking", "rerank", "search"),
-    "nnnorm.evaluation": (
-        *("audit", "check", "compare"),
-        *("evaluate", "scan", "tune"),
-    ),
-    "nnnorm.version": ("__version__",),
+_NAMES = {
+    "bank": "Bank",
+    "bias": "Bias Popularity",
+    "calibration": "calibrate",
+    "corrector": "Corrector",
+    "datasets": "load_shapes",
+    "embeddings": "open_embeddings",
+    "errors": "NNNormError NNNormWarning",
+    "evaluation": "audit check compare evaluate scan tune",
+    "index": "build_index open_index",
+    "methods": "CSLS DN NNN DualSoftmax InvertedSoftmax Sinkhorn",
+    "ranking": "Ranking rerank search",
+    "version": "__version__",
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-_SUBMODULES = {"augmentation", "documents", *(module.partition(".")[2] for module in _MODULES)}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(set(_MODULE_OF) - {"__version__"})
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBMODULES:
+    if name in _NAMES or name in ("augmentation", "documents"):
         return import_module(f"nnnorm.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'nnnorm' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    found = globals()[name] = getattr(import_module(f"nnnorm.{_MODULE_OF[name]}"), name)
     return found
 
 

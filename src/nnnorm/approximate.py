@@ -2,22 +2,22 @@
 
 The references are clustered into inverted lists. Each item probes the lists whose centroids score
 best, and all items that probe a list are scored in one matrix product. The number of lists grows
-with the square root of the bank, so while the bank is smaller than the gallery, four times the
-references take twice the time; beyond that, assigning references to lists dominates.
+with the square root of the number of references. If there are fewer references than items, four
+times as many take twice the time; otherwise, assigning references to lists takes most of the time.
 
 References in other lists are missed, more so for some items than for others. The exact m_k of a few
 hundred items is therefore computed as well. A ridge regression predicts from them what is missed,
 given what was found (means over ranks 1, 2, 3–4, …) and the mean and standard deviation of the
 item's scores with all centroids. Cross-validation on the same items measures the error that
-remains: its standard deviation relative to that of m_k. Few items are far off, and a sample may
-have none of them, so three standard errors are added to the mean squared error.
+remains: its standard deviation relative to that of m_k. A few items have large errors, and a sample
+may miss them, so three standard errors are added to the mean squared error.
 """
 
 import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +81,7 @@ def count_list_scores(n_gallery: int, n_references: int, quality: int) -> tuple[
 
 
 def is_worth_lists(n_gallery: int, n_references: int, k: int, quality: int) -> bool:
-    """Whether lists can save scores, and hold enough candidates for k."""
+    """Whether lists save scores and have enough candidates for k."""
     n_lists = _count_lists(n_gallery, n_references, quality)
     is_small = n_references < max(_SMALLEST_BANK, 8 * k) or n_gallery < 32
     too_few_candidates = 2 * quality * n_references < k * n_lists
@@ -115,11 +115,13 @@ class ListModel:
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
     ) -> tuple[FloatArray, dict[str, Any]]:
-        """Estimate m_k of the gallery that the model was trained on; also say how."""
-        found = _probe(products.rows, self.lists, self.k, self.quality, memory_budget, progress)
-        values = found.means + _predict(self.weights, found.features).astype(np.float32)
+        """Estimate m_k of the training gallery; also return quality and error."""
+        values, features, n_candidates = _probe(
+            products.rows, self.lists, self.k, self.quality, memory_budget, progress
+        )
+        values += _predict(self.weights, features).astype(np.float32)
         # Items with fewer than k candidates are computed exactly.
-        short = np.flatnonzero(found.n_candidates < self.k)
+        short = np.flatnonzero(n_candidates < self.k)
         if len(short):
             some = products.some_rows(short)
             values[short] = top_means(some, self.k, memory_budget=memory_budget)
@@ -144,15 +146,13 @@ def learn_lists(
     n_lists = _count_lists(n_gallery, n_references, quality)
     lists = InvertedLists(products.columns, n_lists, rng, memory_budget)
     items = products.rows.subset(sample.rows)
-    found = _probe(items, lists, k, quality, memory_budget, None)
-    complete = found.n_candidates >= k
+    means, features, n_candidates = _probe(items, lists, k, quality, memory_budget)
+    complete = n_candidates >= k
     if complete.sum() < len(sample.rows) / 2:
         return None
-    missed = (sample.exact - found.means)[complete]
-    weights, error = _learn_missed(found.features[complete], missed, rng)
+    weights, error = _learn_missed(features[complete], (sample.exact - means)[complete], rng)
     spread = float(sample.exact.std())
-    error = error / spread if spread else 0.0
-    return ListModel(lists, k, quality, weights, sample, error)
+    return ListModel(lists, k, quality, weights, sample, error / spread if spread else 0.0)
 
 
 # --- inverted lists ----------------------------------------------------------------------------
@@ -162,11 +162,7 @@ class InvertedLists:
     """References clustered into lists, none more than twice as long as the average."""
 
     def __init__(
-        self,
-        references: Embeddings,
-        n_lists: int,
-        rng: np.random.Generator,
-        memory_budget: int,
+        self, references: Embeddings, n_lists: int, rng: np.random.Generator, memory_budget: int
     ) -> None:
         n = len(references)
         sample = references.take(np.sort(rng.choice(n, min(n, 16 * n_lists), replace=False)))
@@ -234,22 +230,15 @@ def best_lists(scores: FloatArray, n_probes: int) -> IntArray:
     return (found % n_lists).reshape(n_items, n_probes)
 
 
-class Found(NamedTuple):
-    """Per item: mean of the k best scores found, features, and number of candidates."""
-
-    means: FloatArray
-    features: FloatArray
-    n_candidates: IntArray
-
-
 def _probe(
     gallery: Embeddings,
     bank: InvertedLists,
     k: int,
     n_probes: int,
     memory_budget: int,
-    progress: Progress | None,
-) -> Found:
+    progress: Progress | None = None,
+) -> tuple[FloatArray, FloatArray, IntArray]:
+    """Per item: mean of the k best scores found, features, and number of candidates."""
     n_gallery, dim = gallery.shape
     n_probes = min(n_probes, len(bank))
     ranks = _rank_edges(k)
@@ -282,7 +271,7 @@ def _probe(
         lists = np.concatenate(
             [choose_lists(items[first : first + _PIECE], start + first) for first in pieces]
         ).ravel()
-        if not hasattr(own, "scores"):  # allocating it per strip would take a third of the time
+        if not hasattr(own, "scores"):  # once, not per strip
             own.scores = np.empty((n_strip, n_probes, bank.longest), dtype=np.float32)
         best = _score_lists(items, lists, bank, k, own.scores[: len(items)], stop)
         means[start:end] = best.mean(axis=1, dtype=np.float64)
@@ -292,7 +281,7 @@ def _probe(
 
     for _ in strips_in_order(probe, n_gallery, n_strip, stop):
         pass
-    return Found(means, features, n_candidates)
+    return means, features, n_candidates
 
 
 def _score_lists(

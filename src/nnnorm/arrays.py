@@ -1,10 +1,10 @@
 """Files of arrays: `.npy` (memory-mapped), `.npz`, parquet, folders of shards, and URLs.
 
-Only readability is checked here; form and values are checked in `embeddings.py`. Nothing is ever
+This module only checks that files can be read; `embeddings.py` checks shapes and values. Nothing is
 unpickled. Parquet needs pyarrow (`pip install 'nnnorm[parquet]'`): embeddings are a list of floats
-per row, and keep the float type of the file. A fit reads its rows more than once, so files behind a
-URL (``s3://``, ``gs://``) are copied to a temporary folder by fsspec, and parquet files that would
-fill the memory are unpacked there to a memory-mapped file (``TMPDIR`` says where).
+per row, and keep the float type of the file. A fit reads its rows more than once. So fsspec copies
+files at a URL (``s3://``, ``gs://``) to a temporary folder (``TMPDIR``), and parquet files that are
+too large for memory are unpacked there to a memory-mapped file.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from nnnorm.files import available_memory, check_memory, check_regular, make_map
 Array: TypeAlias = npt.NDArray[Any]
 Ids: TypeAlias = npt.NDArray[Any]
 
-# A Path has lost the second slash of a URL. One letter is a drive of Windows.
+# A Path drops the second slash of a URL. A single letter is a Windows drive.
 _URL = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)$", re.DOTALL)
 # Removed when the process ends.
 _TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []
@@ -45,9 +45,9 @@ _LEAST_BYTES = 2  # of a value: float16
 
 
 def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], str, Ids | None]:
-    """Read a file, the shards of a folder, or the files of a pattern or URL, not yet checked.
+    """Read a file, the shards of a folder, or the files of a pattern or URL, without checks.
 
-    Returns the arrays, the path as it is shown, and the ids of the rows if there are any.
+    Returns the arrays, the path to show in messages, and the ids of the rows, if any.
     """
     path = os.fspath(source)
     url = _URL.match(path)
@@ -71,12 +71,12 @@ def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], 
 
 
 def _fetch(url: str, name: str) -> list[Path]:
-    """Copy those files of a URL that would be read if it were a folder here."""
+    """Copy the files of a URL that would be read from a local folder."""
     fsspec = require("fsspec", "remote")
     folder = _make_temporary()
     try:
         fs, path = fsspec.core.url_to_fs(url)
-        fs.invalidate_cache()  # what another process wrote since must be seen
+        fs.invalidate_cache()  # see what other processes have written
         # The ? of an https URL starts its query, which may be a signature; it isn't a pattern.
         is_web = re.match("https?:", url) is not None
         parent, _, last = path.partition("?" if is_web else "\0")[0].rstrip("/").rpartition("/")
@@ -93,7 +93,7 @@ def _fetch(url: str, name: str) -> list[Path]:
             fs.get_file(files[here], str(here))
     except NNNormError:
         raise
-    except Exception as error:  # every kind of store raises its own
+    except Exception as error:  # each kind of store raises its own errors
         reason = hide_secrets(first_line(error), url)
         raise NNNormError(
             f"{show_url(url)} can't be reached ({reason}); check the URL, and that its library "
@@ -108,7 +108,7 @@ def _make_temporary() -> Path:
 
 
 def _list_files(path: Path, name: str) -> list[Path]:
-    """The files that a path stands for: itself, the shards of a folder, or those of a pattern."""
+    """Return the file itself, the shards of a folder, or the files of a pattern."""
     check_regular(path, name)
     if path.is_dir():
         shards = find_shards(path, name)
@@ -176,7 +176,7 @@ def _read_file(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any] |
             return array, None
     except NNNormError:
         raise
-    except Exception as error:  # numpy, zipfile, zlib and tokenize each raise their own kind here
+    except Exception as error:  # numpy, zipfile, zlib and tokenize raise their own errors
         if isinstance(error, ValueError) and "object" in str(error).lower():
             raise NNNormError(
                 f"{name} holds Python objects, which are never unpickled; "
@@ -189,7 +189,7 @@ def _read_file(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any] |
 def read_npz(
     path: str | os.PathLike[str], *, only: Sequence[str] = (), name: str | None = None
 ) -> dict[str, Array]:
-    """Read the arrays of a `.npz` file, or the one that has one of some names or no other."""
+    """Read the arrays of a `.npz` file: all, or the only one, or the one with one of the names."""
     check_regular(path, name)
     with zipfile.ZipFile(path) as archive:
         entries = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
@@ -208,7 +208,7 @@ def read_npz(
 
 
 def read_npy(path: str | os.PathLike[str]) -> Array:
-    """Read a `.npy` file whole; a `ValueError` or `OSError` says why it can't be read."""
+    """Read a whole `.npy` file; raise a `ValueError` or `OSError` if it can't be read."""
     check_regular(path)
     try:
         return np.array(np.lib.format.open_memmap(path, mode="r"))  # type: ignore[no-untyped-call,unused-ignore]
@@ -288,7 +288,7 @@ def _read_parquet(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any
             whole[start : start + len(rows)] = rows
             start += len(rows)
             ids += batch.column(_IDS).to_pylist() if others else []
-        if start != n_rows:  # rows that were never read must not pass for embeddings
+        if start != n_rows:  # rows that weren't read must not be used as embeddings
             raise ValueError(f"{n_rows} rows announced, {start} found")
         whole.flags.writeable = False
         return whole, ids if others else None
@@ -326,7 +326,7 @@ def _embedding_batches(
 
 
 def _announced(file: Any, columns: Sequence[str]) -> list[int]:
-    """Bytes of some columns of every row group, packed or not, whichever is more."""
+    """Return the packed or unpacked bytes of columns per row group, whichever is more."""
     sizes = []
     for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
         parts = map(group.column, range(group.num_columns))
@@ -348,7 +348,7 @@ def _read_names(path: Path, n_rows: int, name: str) -> Ids:
 
 
 def _join_ids(found: list[list[Any] | None], name: str) -> Ids | None:
-    """Join the ids of all files; if there isn't one for every row, warn."""
+    """Join the ids of all files; warn unless there is one per row."""
     if not any(found):
         return None
     values = [value for ids in found for value in ids or [None]]

@@ -1,8 +1,8 @@
-"""The correction inside any vector index: one extra dimension, or two.
+"""The correction in a vector index: one or two extra coordinates.
 
 Store ``[r, m]`` and query with ``[q, −α]``: an index that compares by inner product then ranks by
-the corrected score. One more coordinate makes all stored norms equal, and cosine and L2 do the
-same. `Augmentation` is this arithmetic; `Corrector`, the indexes and the functions here share it.
+the corrected score. One more coordinate makes all stored norms equal, so cosine and L2 give the
+same order. `Augmentation` does this arithmetic for `Corrector`, the indexes and the functions here.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_correction
 from nnnorm.embeddings import Embeddings, FloatArray, Source, open_embeddings
-from nnnorm.errors import NNNormError, check_number, check_type
+from nnnorm.errors import NNNormError, check_type
 
 Target = Literal["ip", "cosine", "l2"]
 # Relative rounding error of a squared norm that is not a longer item.
@@ -26,7 +26,7 @@ _MARGIN = 1e-4
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Items and queries with the extra coordinates that carry the correction."""
+    """Extends items and queries by the coordinates that hold the correction."""
 
     target: Target = "ip"
     shift: float = 0.0
@@ -36,12 +36,19 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.target not in get_args(Target):
             raise NNNormError(f"target must be 'ip', 'cosine' or 'l2'; got {self.target!r}")
-        check_number("scale", self.scale, low=1e-6)
 
     @property
     def n_extra(self) -> int:
         """Number of extra coordinates: one for "ip", two for "cosine" and "l2"."""
         return 1 if self.target == "ip" else 2
+
+    def extend_all(self, items: Embeddings, values: FloatArray) -> FloatArray:
+        """Extend all items, block by block."""
+        stored = np.empty((len(items), items.dim + self.n_extra), dtype=np.float32)
+        for start, block in items.blocks():
+            rows = slice(start, start + len(block))
+            stored[rows] = self.extend_items(block, values[rows])
+        return stored
 
     def extend_items(self, rows: FloatArray, values: FloatArray) -> FloatArray:
         """Extend rows ``(n, dim)`` by their bias ``(n,)`` to stored rows ``(n, dim + n_extra)``."""
@@ -67,7 +74,7 @@ class Augmentation:
         return extended
 
     def split_items(self, stored: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Undo `extend_items`; a cosine index may have kept the direction of its rows only."""
+        """Undo `extend_items`, also for rows that a cosine index has normalized."""
         if self.target == "cosine":
             stored = stored * (self.radius / np.linalg.norm(stored, axis=1, keepdims=True))
         dim = stored.shape[1] - self.n_extra
@@ -91,34 +98,10 @@ class Augmentation:
         return (products - weight * self.shift).astype(np.float32)
 
     def widened(self, longest: float, extra: float) -> "Augmentation":
-        """The same with a radius that has room for values that are larger by `extra`."""
+        """Return the same with a radius for values that are larger by `extra`."""
         far = math.sqrt(max(0.0, (self.radius / (1 + _MARGIN)) ** 2 - longest**2))
         far += self.scale * extra
         return replace(self, radius=(1 + _MARGIN) * math.hypot(longest, far))
-
-
-def fit_augmentation(
-    gallery: Embeddings,
-    bias: Bias,
-    *,
-    target: Target = "ip",
-    center: bool = False,
-    scale: float = 1,
-) -> Augmentation:
-    """Choose shift and radius for a gallery, as `augment_gallery` does."""
-    check_storable(bias)
-    bias.check_gallery(gallery)
-    shift = float(bias.values.mean(dtype=np.float64)) if center else 0.0
-    plain = Augmentation(target, shift, scale)
-    if target == "ip":
-        return plain
-    most = 0.0
-    for start, block in gallery.blocks():
-        values = bias.values[start : start + len(block)].astype(np.float64)
-        stored = (scale * (values - shift)).astype(np.float32).astype(np.float64)
-        squares = np.einsum("ij,ij->i", block, block, dtype=np.float64)
-        most = max(most, float((squares + stored**2).max()))
-    return replace(plain, radius=math.sqrt(most))
 
 
 def bound_augmentation(
@@ -128,7 +111,7 @@ def bound_augmentation(
     longest: float,
     center: FloatArray | None,
 ) -> Augmentation:
-    """Choose shift, scale and radius with room for every item whose norm is at most `longest`.
+    """Choose shift, scale and radius for items whose norm is at most `longest`.
 
     The values are means of scores with the rows of `banks`, of items less `center` if it is given;
     with groups they are multiplied by `weight`, and each group has an offset.
@@ -154,13 +137,7 @@ def bound_augmentation(
 
 
 def augment_gallery(
-    gallery: Source,
-    bias: Bias,
-    *,
-    target: Target = "ip",
-    center: bool = False,
-    scale: float = 1.0,
-    normalize: bool | None = None,
+    gallery: Source, bias: Bias, *, target: Target = "ip", normalize: bool | None = None
 ) -> FloatArray:
     """Extend items by their bias, for an index that is searched with `augment_queries`.
 
@@ -173,11 +150,6 @@ def augment_gallery(
         Metric of the index. "ip" adds one coordinate, ``[r, m]``; the others add one more, which
         makes all stored norms equal, so that cosine, L2 and inner product give the same order.
         That norm is chosen by this gallery: rows of several calls fit together with "ip" only.
-    center : bool
-        Store ``m − mean(m)``. Scores are then higher by ``weight·mean(m)``, the same for all items.
-    scale : float
-        Store ``scale·m`` and query with ``−weight/scale``. A quantized index (int8, binary) is most
-        accurate if the extra coordinates of items and queries are about as large as the others.
     normalize : bool, optional
         Divide every row by its norm; see `open_embeddings`.
 
@@ -192,12 +164,15 @@ def augment_gallery(
     [[1.0, 0.0, 0.25], [0.0, 1.0, 0.5]]
     """
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
-    augmentation = fit_augmentation(items, bias, target=target, center=center, scale=scale)
-    augmented = np.empty((len(items), items.dim + augmentation.n_extra), dtype=np.float32)
-    for start, block in items.blocks():
-        rows = slice(start, start + len(block))
-        augmented[rows] = augmentation.extend_items(block, bias.values[rows])
-    return augmented
+    check_storable(bias)
+    bias.check_gallery(items)
+    augmentation = Augmentation(target)
+    if target != "ip":
+        squares = bias.values.astype(np.float64) ** 2
+        for start, block in items.blocks():
+            squares[start : start + len(block)] += np.einsum("ij,ij->i", block, block, dtype="f8")
+        augmentation = Augmentation(target, radius=math.sqrt(squares.max()))
+    return augmentation.extend_all(items, bias.values)
 
 
 def augment_queries(
@@ -206,7 +181,6 @@ def augment_queries(
     *,
     weight: float | None = None,
     target: Target = "ip",
-    scale: float = 1.0,
     normalize: bool | None = None,
 ) -> FloatArray:
     """Extend queries by the weight, for an index that holds `augment_gallery`.
@@ -221,8 +195,6 @@ def augment_queries(
     weight : float, optional
         Replaces the weight of the bias.
     target : {"ip", "cosine", "l2"}
-        As for the gallery.
-    scale : float
         As for the gallery.
     normalize : bool, optional
         Divide every row by its norm; see `open_embeddings`.
@@ -245,12 +217,11 @@ def augment_queries(
             f"{bias.dim}. Were they encoded by different models?"
         )
     used = check_correction(bias.weight if weight is None else weight, bias.values)
-    augmentation = Augmentation(target, scale=scale)
-    return augmentation.extend_queries(asked.rows(0, len(asked)), used)
+    return Augmentation(target).extend_queries(asked.rows(0, len(asked)), used)
 
 
 def check_storable(bias: Bias) -> None:
-    """Raise unless this is a bias that an index can hold: one that does not decide per query."""
+    """Raise an error if the bias corrects only some queries, which an index can't do."""
     check_type("bias", bias, Bias, "from a method's fit or Bias.load(path)")
     if bias.gates:
         raise NNNormError(

@@ -1,12 +1,12 @@
-"""`Bank`: past queries kept in a file and updated as new ones come.
+"""`Bank`: past queries in a file that you update.
 
-A bank keeps every unique query once (`dedup`), with how often and when it was asked. It keeps all
-of them, or with `max_references` a random sample that prefers recent queries if there is a
-half-life. It is saved as one `.safetensors` file with unit rows in float16, replaced as a whole. A
+A bank has each unique query once (`dedup`), with the number of times and the last time it was
+asked. With `max_references`, it keeps a random sample, which prefers recent queries if there is a
+half-life. It is saved as one `.safetensors` file with unit rows in float16. A
 call that fails changes nothing.
 
-Adding A and then B gives the bank of A and B at once, as far as equal rows are concerned. Beyond
-4,096 rows, which near copies are found may depend on how the rows were divided into calls.
+Adding A and then B gives the same equal rows as adding both at once. Beyond 4,096 rows, the
+near-duplicates that are found may depend on how rows are divided into calls.
 """
 
 import math
@@ -36,14 +36,14 @@ from nnnorm.embeddings import (
     open_embeddings,
 )
 from nnnorm.errors import NNNormError, warn
-from nnnorm.files import Progress, damaged, load_record, save_record
+from nnnorm.files import Progress, load_record, save_record
 from nnnorm.tables import TABLE_SUFFIXES, LogPart, is_log, read_counts, read_log, read_times
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
 _MAKER = "nnnorm bank"
-# What a file keeps next to the arrays; all else in it follows from these.
+# Fields that a file has next to the arrays; all others are derived from these.
 _SETTINGS = (
     *("n_seen", "n_forgotten", "created", "normalized"),
     *("half_life", "max_references", "seed"),
@@ -65,9 +65,9 @@ class _Kept(NamedTuple):
 
 
 class Bank:
-    """Past queries, every unique one once.
+    """Unique past queries, with the number of times each was asked.
 
-    Made by `Bank.of` or `Bank.load`. `add` and `forget` change it in place.
+    Create one with `Bank.of` or `Bank.load`. `add` and `forget` change it in place.
 
     Examples
     --------
@@ -99,20 +99,20 @@ class Bank:
         normalize: bool | None = None,
         progress: Progress | None = None,
     ) -> "Bank":
-        """Make a bank of an array, a file of embeddings, or a query log.
+        """Create a bank from an array, a file of embeddings, or a query log.
 
         Parameters
         ----------
         references : array or path, shape (n_references, dim)
-            Past queries, in the order in which they came. A query log (``.parquet``, ``.csv``,
-            ``.tsv`` or ``.jsonl``) is read in parts within bounded memory.
+            Past queries in order. A query log (``.parquet``, ``.csv``, ``.tsv`` or ``.jsonl``) is
+            read in parts, with limited memory.
         times : sequence or str, optional
-            When each came: dates, or seconds since 1970. Of a log, the name of a column. Needed
-            for `half_life` and `forget`.
+            When each query was asked: dates, or seconds since 1970. For a log, the name of a
+            column. Needed for `half_life` and `forget`.
         counts : sequence of int or str, optional
-            How often each was asked. Of a log, the name of a column.
+            How often each query was asked. For a log, the name of a column.
         column : str
-            The column of a log with a list of numbers in every row.
+            The column of a log that has the embeddings, a list of numbers per row.
         half_life : float, str or timedelta, optional
             After this time without being asked, a query is half as likely to be kept. Only used if
             there are more unique queries than `max_references`. A timedelta, a text such as
@@ -125,7 +125,7 @@ class Bank:
         normalize : bool, optional
             True divides every row by its norm, now and in `add`; see `open_embeddings`.
         progress : callable, optional
-            Called with ``(done, total)``; of a log with ``(done, done)``.
+            Called with ``(done, total)``; for a log, with ``(done, done)``.
 
         Returns
         -------
@@ -182,17 +182,17 @@ class Bank:
 
     @property
     def n_seen(self) -> int:
-        """Number of queries that were added so far, copies and forgotten ones included."""
+        """Number of queries added so far, including copies and forgotten ones."""
         return int(self._about["n_seen"])
 
     @property
     def n_forgotten(self) -> int:
-        """Number of queries that `forget` dropped, copies included."""
+        """Number of queries that `forget` dropped, including copies."""
         return int(self._about["n_forgotten"])
 
     @property
     def is_sample(self) -> bool:
-        """Whether these are a random sample of more unique queries."""
+        """Whether the bank is a random sample of the unique queries."""
         return int(self.counts.sum()) < self.n_seen - self.n_forgotten
 
     @property
@@ -204,7 +204,7 @@ class Bank:
     def rows(self) -> FloatArray:
         """The unique queries in the order of arrival, read-only, shape ``(n_unique, dim)``.
 
-        Unit rows in float16 if the bank is normalized, else float32 with the norms they had.
+        Unit rows in float16 if the bank is normalized, otherwise float32 rows with their own norms.
         """
         rows: FloatArray = self._kept.rows[:]
         if not self.normalized:
@@ -214,22 +214,22 @@ class Bank:
 
     @property
     def counts(self) -> IntArray:
-        """How many queries each unique query stands for, shape ``(n_unique,)``."""
+        """How often each unique query was asked, shape ``(n_unique,)``."""
         return self._kept.counts.copy()
 
     @property
     def last_seen(self) -> npt.NDArray[np.datetime64] | None:
-        """When each was last asked, datetime64 in UTC; None without times."""
+        """When each query was last asked, datetime64 in UTC; None without times."""
         seen = self._kept.last_seen
         return None if np.isneginf(seen[0]) else (seen * 1e6).round().astype("datetime64[us]")
 
     @property
     def fingerprint(self) -> str:
-        """Of the rows, as `Embeddings.fingerprint`; another row or order gives another."""
+        """Fingerprint of the rows and their order, as in `Embeddings.fingerprint`."""
         return self.embeddings().fingerprint
 
     def embeddings(self) -> Embeddings:
-        """The rows as a method or a search reads them.
+        """The rows as `Embeddings`.
 
         Examples
         --------
@@ -244,7 +244,7 @@ class Bank:
         return self._opened
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the numbers of single queries, ready for JSON.
+        """Return the metadata of the bank, ready for JSON.
 
         Examples
         --------
@@ -276,13 +276,13 @@ class Bank:
         column: str = "embedding",
         progress: Progress | None = None,
     ) -> None:
-        """Add queries that came later.
+        """Add later queries.
 
         Parameters
         ----------
         queries : array or path, shape (n_queries, dim)
         times, counts, column, progress : optional
-            As in `of`; times are needed if and only if the bank has them.
+            As in `of`. Pass times if and only if the bank has them.
 
         Examples
         --------
@@ -299,7 +299,7 @@ class Bank:
         self._absorb(given, progress)
 
     def forget(self, *, before: Any) -> None:
-        """Drop the queries that were last asked before a time.
+        """Drop queries that were last asked before a time.
 
         Parameters
         ----------
@@ -329,7 +329,7 @@ class Bank:
         self._kept, self._opened = self._kept.take(np.flatnonzero(is_kept)), None
 
     def _absorb(self, given: "_Given", progress: Progress | None) -> tuple[float, float]:
-        """Add queries, and return the range of their norms; if a part is bad, nothing changes."""
+        """Add queries and return the range of their norms; if one is invalid, nothing changes."""
         kept, unique = self._kept, None
         n_seen, low, high, latest = 0, np.inf, 0.0, -np.inf
         most: Any = self._about["max_references"] or np.inf
@@ -364,7 +364,7 @@ class Bank:
         return low, high
 
     def _check(self, rows: npt.NDArray[np.float32], name: str, start: int) -> FloatArray:
-        """The norms of rows that this bank can take."""
+        """The norms of rows that this bank accepts."""
         if rows.shape[1] != self.dim:
             raise NNNormError(
                 f"{name} has dim {rows.shape[1]}, but the bank has {self.dim}; were they encoded "
@@ -388,7 +388,7 @@ class Bank:
     # --- files -------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one `.safetensors` file, whole or not at all.
+        """Write a `.safetensors` file, completely or not at all.
 
         Examples
         --------
@@ -411,12 +411,12 @@ class Bank:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bank file nowhere.safetensors; ...
         """
-        arrays, about = load_record(path, "bank", _MAKER)
-        try:
+
+        def build(arrays: dict[str, Any], about: dict[str, Any]) -> Bank:
             kept = _Kept(*(arrays[name] for name in _Kept._fields))
             return cls(kept, {name: about[name] for name in _SETTINGS})
-        except KeyError as error:
-            raise damaged(path, "bank", _MAKER, error) from error
+
+        return load_record(path, "bank", _MAKER, build)
 
 
 def describe_times(bank: Bank) -> str:
@@ -431,7 +431,7 @@ def describe_times(bank: Bank) -> str:
 
 
 class _Given(NamedTuple):
-    """Queries that come to a bank in parts; how many is not known of a log."""
+    """Queries for a bank, in parts; the length of a log isn't known."""
 
     parts: Iterator[LogPart]
     name: str

@@ -1,11 +1,11 @@
-"""`Bias`: one number per gallery item, with its provenance; and `Popularity`, to be added to it.
+"""`Bias`: one number per item, with its provenance; `Popularity`: clicks to add to it.
 
 A search ranks by ``s(q, r) − weight·values[r]``. The values belong to one gallery in one order, so
 a bias records the size and fingerprint of that gallery and rejects any other. It is saved as one
-`.safetensors` file (numbers and JSON, nothing executable), written whole or not at all.
+`.safetensors` file (numbers and JSON, no code).
 
-A correction takes hubs off; what people do want often should stay: ``bias + Popularity(clicks)``
-adds ``weight·log(1 + clicks)`` to the corrected score, still as one number per item.
+A correction can also push down items that people want often. ``bias + Popularity(clicks)`` adds
+``weight·log(1 + clicks)`` to the corrected score, still as one number per item.
 """
 
 import os
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings, FloatArray
 from nnnorm.errors import NNNormError, check_number, check_type, first_line
-from nnnorm.files import damaged, load_record, save_record
+from nnnorm.files import load_record, save_record
 from nnnorm.version import __version__
 
 _MAKER = "nnnorm fit"
@@ -42,19 +42,19 @@ class Gate:
 
 @dataclass(frozen=True, eq=False)
 class Popularity:
-    """Clicks of every item, to be added to a bias: ``bias + Popularity(clicks)``.
+    """Clicks per item, to be added to a bias: ``bias + Popularity(clicks)``.
 
-    The corrected score becomes ``s(q, r) − weight_b·m(r) + weight·log(1 + clicks[r])``, where
-    ``weight_b`` is the weight of the bias. A search that overrides the weight scales both parts
-    alike: half of it halves both, and 0 is the uncorrected search.
+    The corrected score is ``s(q, r) − weight_b·m(r) + weight·log(1 + clicks[r])``, and ``weight_b``
+    is the weight of the bias. A search that overrides the weight scales both parts: half the weight
+    halves both, and 0 is the uncorrected search.
 
     Parameters
     ----------
     clicks : array, shape (n_gallery,)
         How often each item was clicked, bought or otherwise right; 0 for a new item.
     weight : float
-        What a unit of log(1 + clicks) adds, on the scale of the scores. The default is for
-        cosines; `tune` chooses it where there are clicks and right answers.
+        What one unit of log(1 + clicks) adds to a score. The default is for cosines. If you have
+        labels, `tune` chooses the weight.
 
     Attributes
     ----------
@@ -100,28 +100,29 @@ class Popularity:
 
 @dataclass(frozen=True, eq=False)
 class Bias:
-    """One number per gallery item; the correction is ``weight · values``.
+    """One number per item; ``weight · values`` is subtracted from the scores.
 
     Attributes
     ----------
     values : ndarray, shape (n_gallery,), float32
         Finite and read-only.
     weight : float
-        α for NNN, ½ for CSLS, λ for DN, 1 elsewhere. A search may override it.
+        α for NNN, ½ for CSLS, λ for DN, 1 for other methods. A search can override it.
     method : str
         The command-line name: ``"nnn"``, ``"csls"``, ``"dn"``, …
     params : mapping
-        What the method was fitted with, and what it chose by itself. Read-only.
+        The settings of the fit, including those that were chosen automatically. Read-only.
     n_references, dim : int or None
-        Size of the bank, and of the embeddings (None for ready scores).
+        Number of references, and of dimensions (None if the fit used scores).
     fingerprints : mapping
-        Of ``gallery``, ``references`` and ``gallery_references``; empty for ready scores.
+        Fingerprints of ``gallery``, ``references`` and ``gallery_references``; empty if the fit
+        used scores.
     gates : tuple of Gate
-        Empty, except for QBNorm and DualDIS, which decide per query.
+        Empty, except for QBNorm and DualDIS, which correct only some queries.
     version, created : str
         Version of nnnorm and UTC time.
     reference_norms : (float, float) or None
-        Smallest and largest norm of the references; None for ready scores.
+        Smallest and largest norm of the references; None if the fit used scores.
 
     Examples
     --------
@@ -146,11 +147,9 @@ class Bias:
     def __post_init__(self) -> None:
         values = _freeze("bias values", self.values)
         for gate in self.gates:
-            if gate.values.shape != values.shape or gate.active.shape != values.shape:
-                raise NNNormError(
-                    f"a gate must have one entry per item, {values.shape}; got "
-                    f"{gate.values.shape} and {gate.active.shape}"
-                )
+            if not gate.values.shape == gate.active.shape == values.shape:
+                expected = f"a gate must have one entry per item, {values.shape}"
+                raise NNNormError(f"{expected}; got {gate.values.shape} and {gate.active.shape}")
         self.__dict__.update(
             values=values,
             weight=check_correction(self.weight, values),
@@ -164,26 +163,22 @@ class Bias:
         return len(self.values)
 
     def __repr__(self) -> str:
-        shown = {"weight": self.weight} | {
-            name: value
-            for name, value in self.params.items()
-            if isinstance(value, int | float | str) and name not in ("alpha", "weight")
-        }
-        settings = ", ".join(
-            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in shown.items()
-        )
+        shown = {**self.params, "alpha": None, "weight": None}
+        settings = f"weight={self.weight:.4g}"
+        for name, value in shown.items():
+            if isinstance(value, int | float | str):
+                settings += f", {name}={value:{'.4g' if isinstance(value, float) else ''}}"
         bank = "" if self.n_references is None else f", {self.n_references:,} references"
         return f"Bias({self.method}: {len(self):,} items{bank}, {settings})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A read-only mapping can't be copied or sent to a worker process, and arrays would arrive
-        # there writable, so a copy is built from its parts.
+        # A read-only mapping can't be copied or sent to a worker process, and arrays would be
+        # writable there, so a copy is built from its parts.
         parts = vars(self) | {"params": dict(self.params), "fingerprints": dict(self.fingerprints)}
         return type(self), tuple(parts[name] for name in self.__dataclass_fields__)
 
     def __add__(self, other: Popularity) -> "Bias":
-        """Add a popularity, so that hubs go and what is often right stays."""
+        """Add a popularity, so items that are often right stay on top."""
         how = "since values of different banks do not add up"
         check_type("what is added to a bias", other, Popularity, how)
         if len(other) != len(self):
@@ -204,10 +199,8 @@ class Bias:
         weight = self.weight or 1.0
         values = self.values if self.weight else np.zeros_like(self.values)
         added = values - (other.weight / weight) * other.values
-        parts = {"popularity_weight": other.weight, "n_clicks": other.n_clicks}
-        return replace(
-            self, values=added.astype(np.float32), weight=weight, params={**self.params, **parts}
-        )
+        params = {**self.params, "popularity_weight": other.weight, "n_clicks": other.n_clicks}
+        return replace(self, values=added.astype(np.float32), weight=weight, params=params)
 
     __radd__ = __add__
 
@@ -218,22 +211,22 @@ class Bias:
 
     @property
     def alpha(self) -> float:
-        """The weight, under the paper's name for it."""
+        """The weight, under its name in the paper."""
         return self.weight
 
     @property
     def reference_k(self) -> int | None:
-        """How many references were averaged per item; None for methods that average no k best."""
+        """Number of references averaged per item; None for methods without k."""
         reference_k = self.params.get("reference_k")
         return None if reference_k is None else int(reference_k)
 
     def fits(self, gallery: Embeddings) -> bool:
-        """Whether this bias was fitted for that very gallery, as far as its provenance shows."""
+        """Whether this bias was fitted on this gallery, as far as its fingerprints show."""
         expected = self.fingerprints.get("gallery")
         return len(gallery) == len(self) and expected in (None, gallery.fingerprint)
 
     def check_gallery(self, gallery: Embeddings) -> None:
-        """Raise unless this bias was fitted for that very gallery, in that order."""
+        """Raise an error unless this bias was fitted on this gallery, in the same order."""
         if len(gallery) != len(self):
             raise NNNormError(
                 f"this bias is for a gallery of {len(self)} items, but {gallery.name} has "
@@ -254,7 +247,7 @@ class Bias:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the numbers, ready for JSON."""
+        """Return the metadata of the bias, ready for JSON."""
         return {
             "method": self.method,
             "params": dict(self.params),
@@ -270,7 +263,7 @@ class Bias:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one `.safetensors` file, whole or not at all.
+        """Write a `.safetensors` file, completely or not at all.
 
         Examples
         --------
@@ -297,30 +290,24 @@ class Bias:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bias file nowhere.safetensors; ...
         """
-        try:
-            return cls.from_dict(*load_record(path, "bias", _MAKER))
-        except NNNormError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise damaged(path, "bias", _MAKER, error) from error
+        return load_record(path, "bias", _MAKER, cls.from_dict)
 
     @classmethod
     def from_dict(cls, arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> "Bias":
-        """Build a bias from its arrays and what `to_dict` gave."""
+        """Create a bias from its arrays and the result of `to_dict`."""
         gates = tuple(
             Gate(arrays[f"gate.{number}.values"], arrays[f"gate.{number}.active"])
             for number in range(len(about["n_active"]))
         )
-        names = ("weight", "method", "params", "n_references", "dim", "fingerprints")
-        kept = {name: about[name] for name in (*names, "version", "created")}
+        kept = {name: about[name] for name in cls.__dataclass_fields__ if name in about}
         norms = about["reference_norms"]
         kept["reference_norms"] = norms and tuple(norms)
         return cls(values=arrays["values"], gates=gates, **kept)
 
 
-def check_correction(weight: float, values: npt.ArrayLike, name: str = "weight") -> float:
-    """Return a weight that is a number, and keeps ``weight · values`` far within float32."""
-    used = check_number(name, weight)
+def check_correction(weight: float, values: npt.ArrayLike) -> float:
+    """Return a weight for which ``weight · values`` fits float32, or raise an error."""
+    used = check_number("weight", weight)
     largest = abs(used) * float(np.abs(np.asarray(values, dtype=np.float64)).max(initial=0))
     if largest > _LARGEST_CORRECTION:
         raise NNNormError(
@@ -331,17 +318,14 @@ def check_correction(weight: float, values: npt.ArrayLike, name: str = "weight")
 
 
 def _freeze(what: str, given: npt.ArrayLike, dtype: Any = np.float32) -> npt.NDArray[Any]:
-    """Return a read-only copy of one finite number per item, or raise."""
+    """Return a read-only copy of one finite number per item, or raise an error."""
+    expected = f"{what} must be numbers, one per item, shape (n_gallery,)"
     try:
         values = np.array(given, dtype=dtype)
     except (TypeError, ValueError) as error:
-        raise NNNormError(
-            f"{what} must be numbers, shape (n_gallery,) ({first_line(error)})"
-        ) from error
+        raise NNNormError(f"{expected} ({first_line(error)})") from error
     if values.ndim != 1 or len(values) == 0:
-        raise NNNormError(
-            f"{what} must have one number per item, shape (n_gallery,); got {values.shape}"
-        )
+        raise NNNormError(f"{expected}; got {values.shape}")
     if not np.isfinite(values).all():
         row = np.flatnonzero(~np.isfinite(values))[0]
         raise NNNormError(f"{what} must be finite; item {row} has {values[row]}")

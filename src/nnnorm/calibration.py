@@ -1,8 +1,8 @@
-"""`calibrate`: turn the confidence of a search into the probability that its first hit is right.
+"""`calibrate`: convert confidence to the probability that the first hit is right.
 
-Confidence compares queries of one search. Labels, a few hundred queries whose first hit is known to
-be right or wrong, give it a scale: a logistic curve. Without labels there is the share of queries
-that had a lower confidence. Both hold for one corrector, weight, gallery and kind of traffic.
+Confidence compares queries of one search. With a few hundred labels (is the first hit right?), a
+logistic curve converts it to probabilities. Without labels, it is converted to the share of queries
+with a lower confidence. Both are valid for one corrector, weight, gallery and kind of traffic.
 """
 
 import math
@@ -44,7 +44,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What confidence means for one search; made by `calibrate`.
+    """Converts the confidence of one search; create it with `calibrate`.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Calibration:
         return f"Calibration({self.n_queries:,} queries, {labels}, {low:.4g} to {high:.4g})"
 
     def probability(self, confidence: npt.ArrayLike) -> FloatArray:
-        """Return the probability that the first hit is right, of the shape of `confidence`."""
+        """Return the probability that the first hit is right, in the shape of `confidence`."""
         curve = self._known_curve()
         given = _open_confidence(confidence)
         if np.isnan(given).any():
@@ -83,7 +83,7 @@ class Calibration:
         return _sigmoid(curve.intercept + curve.slope * given)
 
     def threshold(self, probability: float) -> float:
-        """Return the `min_confidence` from which on the first hit is right with `probability`."""
+        """Return the `min_confidence` at which the first hit is right with `probability`."""
         curve = self._known_curve()
         if not 0 < check_number("probability", probability) < 1:
             raise NNNormError(f"probability must be between 0 and 1; got {probability!r}")
@@ -92,12 +92,12 @@ class Calibration:
         return (math.log(probability / (1 - probability)) - curve.intercept) / curve.slope
 
     def quantile(self, share: float) -> float:
-        """Return the `min_confidence` that this share of the queries had less than."""
+        """Return the `min_confidence` that this share of the queries is below."""
         check_number("share", share, 0, 1)
         return float(np.interp(share, _STEPS, self.quantiles))
 
     def share_below(self, confidence: npt.ArrayLike) -> Any:
-        """Return the share of the queries that had less confidence, of the same shape."""
+        """Return the share of queries with less confidence, in the same shape."""
         return np.interp(_open_confidence(confidence), self.quantiles, _STEPS)
 
     def _known_curve(self) -> Curve:
@@ -125,15 +125,15 @@ _STEPS = np.linspace(0, 1, 101)
 
 
 def calibrate(confidence: npt.ArrayLike, is_right: npt.ArrayLike | None = None) -> Calibration:
-    """Learn what the confidence of a search means, from queries like those to come.
+    """Convert the confidence of searches to probabilities, from a sample of queries.
 
     Parameters
     ----------
     confidence : array, shape (n_queries,)
-        `Ranking.confidence`, of queries that have hits.
+        `Ranking.confidence` of queries with hits.
     is_right : array of bool, shape (n_queries,), optional
-        Whether the first hit of each query is right; about 300 are enough, 50 the least. Without
-        labels, the calibration has shares of queries, but no probabilities.
+        Whether the first hit of each query is right. About 300 labels are enough; 50 are the
+        minimum. Without labels, the calibration has shares of queries, but no probabilities.
 
     Returns
     -------

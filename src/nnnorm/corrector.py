@@ -1,4 +1,4 @@
-"""`Corrector`: a method, its settings and its past queries, kept together for later items.
+"""`Corrector`: a method with its settings and past queries, for today's items and later ones.
 
     Corrector.fit(gallery, references) ─► .bias               the values of its gallery
                                           .bias_for           the values of any items
@@ -6,15 +6,16 @@
                                           .transform_queries  rows to search it with
 
 Bias values are comparable only if references, k and normalization are the same. A corrector keeps
-all of these, so items that arrive later get values that fit those that are indexed. The references
-are kept in float16, and everything is computed from the rounded rows, so a corrector gives the same
-numbers after it was saved and loaded.
+all of these, so the values of later items can be compared with those in an index. The references
+are kept in float16, and all values are computed from the rounded rows, so a loaded corrector gives
+the same numbers as before it was saved.
 """
 
 import hashlib
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias, get_args
@@ -38,7 +39,7 @@ from nnnorm.embeddings import (
     open_valid,
 )
 from nnnorm.errors import NNNormError, check_number, check_type, quiet, warn
-from nnnorm.files import Progress, damaged, load_record, save_record
+from nnnorm.files import Progress, load_record, save_record
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z
 from nnnorm.methods import (
     NNN,
@@ -53,7 +54,7 @@ from nnnorm.methods import (
 from nnnorm.methods.groups import Labels, name_groups, offsets_of, open_labels
 from nnnorm.ranking import measure_confidence, search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
-from nnnorm.solvers import Solver
+from nnnorm.solvers import Solver, check_solver
 
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -77,7 +78,7 @@ _MAKER = "nnnorm fit --save-corrector"
 
 @dataclass(frozen=True)
 class RefitReport:
-    """How far the values of a gallery moved when a corrector was fitted again."""
+    """How far the biases of a gallery moved in a refit."""
 
     correlation: float
     mean_shift: float
@@ -88,41 +89,40 @@ class RefitReport:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Corrector:
-    """A method with its settings and its references; made by `Corrector.fit` or `Corrector.load`.
+    """A method with its settings and past queries, from `Corrector.fit` or `Corrector.load`.
 
     Attributes
     ----------
     method : Method
-        With the numbers that the fit chose.
+        The method, with the numbers that the fit chose.
     asked : Method
-        As it was given; `refit` chooses its numbers again.
+        The method that you passed; `refit` chooses its numbers again.
     bank : Embeddings, shape (n_references, dim)
-        The references that were used: unique ones, and after the choice between references and
-        recent queries.
+        The references that were used, without near-duplicates; see `recent` in `fit`.
     bias : Bias
-        Of the gallery of the fit.
+        The bias of the fitted gallery.
     normalize : bool
         Whether rows are divided by their norms.
     unit : bool
-        Whether all rows have unit norms, by themselves or because they are normalized.
+        Whether all rows have unit norms, with or without normalization.
     augmentation : Augmentation
         How `transform_items` and `transform_queries` extend rows.
     item_norms : (float, float)
         Smallest and largest norm of the gallery.
     duplicates : {"drop", "keep"}
-        Whether near copies among the references counted once; `refit` does the same.
+        Whether near-duplicate references count once; also used by `refit`.
     sample : ndarray, shape (n_sample, dim)
-        Some items of the gallery, for `nnnorm drift`.
+        A sample of the gallery, for `nnnorm drift`.
     center : ndarray, shape (dim,), or None
-        The mean of the gallery, if the method subtracts it.
+        The gallery's mean, if the method subtracts it.
     bank_of_items : Embeddings, shape (n_gallery_references, dim), or None
-        For methods with a gallery bank.
+        Gallery-side references, for methods that use them.
     sample_groups : tuple of str
         The groups of the sample, if the corrector was fitted with groups.
     calibration : Calibration or None
-        What the confidence of its searches means, see `with_calibration`.
+        Converts the confidence of searches to probabilities; see `with_calibration`.
     refit_report : RefitReport or None
-        After a `refit`: how far the values moved. It is not saved.
+        After a `refit`, how far the biases moved. It isn't saved.
 
     Examples
     --------
@@ -152,9 +152,9 @@ class Corrector:
     refit_report: RefitReport | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        self.sample.flags.writeable = False
-        if self.center is not None:
-            self.center.flags.writeable = False
+        for rows in (self.sample, self.center):
+            if rows is not None:
+                rows.flags.writeable = False
         prints = {**self.bias.fingerprints, "corrector": self.fingerprint}
         object.__setattr__(self, "bias", replace(self.bias, fingerprints=prints))
 
@@ -187,7 +187,7 @@ class Corrector:
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
     ) -> "Corrector":
-        """Fit a method on a gallery and past queries, and keep what later items need.
+        """Fit a method on a gallery and past queries.
 
         Parameters
         ----------
@@ -196,26 +196,26 @@ class Corrector:
         references : Bank, array or path, shape (n_references, dim)
             Past queries.
         method : Method
-            One that gives each item a value of its own: any but `Sinkhorn` and the gated ones.
+            Any method except `Sinkhorn` and the gated ones, which can't give a new item a bias.
         groups, between : optional
-            A label per item of a mixed gallery, and the weight of the differences between groups,
-            see `Method.fit`. Later items need labels too, of the same groups.
+            One label per item of a mixed gallery, and the weight of the differences between groups;
+            see `Method.fit`. Later items need labels of the same groups.
         recent : array or path, shape (n_recent, dim), optional
-            A few dozen queries from your own traffic, without labels, if the references may come
-            from elsewhere. If both seem to be of one source, both are used, otherwise the recent
-            queries alone. The `params` of the bias have ``past_queries``, "both" or "recent", and
-            ``mismatch_z``: above 3 the references are of another source.
+            A few dozen queries from your own traffic, in case the references come from elsewhere.
+            If they match, both are used; otherwise, only the recent queries. The `params` of the
+            bias have ``past_queries`` ("both" or "recent") and ``mismatch_z``, which is above 3 if
+            they don't match.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax`.
         duplicates, allow_gallery_rows : optional
-            Whether near copies count once, and whether references may be rows of the
-            gallery, see `Method.fit`.
+            Whether near-duplicates count once, and whether references may be rows of the gallery;
+            see `Method.fit`.
         solver, quality : optional
-            How the means of this gallery are computed, see `Method.fit`; later items get exact
-            ones.
+            How the means of this gallery are computed; see `Method.fit`. Those of later items are
+            exact.
         normalize : bool, optional
-            True divides every row by its norm, also those of later items and queries. If all rows
-            have unit norms anyway, later rows without unit norms are rejected.
+            True divides every row by its norm, including later items and queries. If all rows have
+            unit norms without it, later rows with other norms are rejected.
         memory_budget : int
             Bytes to use beyond the inputs and the result.
         progress : callable, optional
@@ -233,9 +233,9 @@ class Corrector:
         Corrector(nnn k=4 α=0.5, 99 references of 8 dimensions, normalized)
         """
         check_method(method)
-        items, past, second = method.open_inputs(
-            gallery, references, gallery_references, solver, quality, normalize
-        )
+        check_solver(solver, quality)
+        given = gallery, references, gallery_references
+        items, past, second = method.open_inputs(*given, normalize)
         duplicates = method.duplicates_for(past, duplicates)
         own = None
         if recent is not None:
@@ -295,21 +295,21 @@ class Corrector:
         duplicates: Duplicates | None = None,
         **options: Any,
     ) -> "Corrector":
-        """Fit the same method with a newer bank, and measure how far the values moved.
+        """Fit the same method with newer past queries, and measure how far the biases moved.
 
-        The automatic numbers and the center are chosen again, for which the gallery is needed.
-        Values of the old and the new corrector must not be mixed: index all items again.
+        Automatic numbers and the center are chosen again, so the gallery is needed. Don't mix the
+        values of the old and the new corrector: index all items again.
 
         Parameters
         ----------
         references : Bank, array or path, shape (n_references, dim)
-            The newer bank.
+            The newer past queries.
         gallery : array or path, shape (n_gallery, dim)
-            The items as they are now.
+            The current items.
         groups : array, shape (n_gallery,), optional
-            The labels of the items, for a corrector that was fitted with groups.
+            The labels of the items, if the corrector was fitted with groups.
         recent, gallery_references, duplicates : optional
-            As in `fit`; the second bank and `duplicates` stay as they are if none is given.
+            As in `fit`. By default, the second bank and `duplicates` don't change.
         **options
             `allow_gallery_rows`, `solver`, `quality`, `memory_budget` and `progress` of `fit`.
 
@@ -367,12 +367,12 @@ class Corrector:
 
     @property
     def longest(self) -> float:
-        """Largest norm of an item that the radius of the augmentation has room for."""
+        """Largest norm of an item that can be stored."""
         return _longest_norm(self.item_norms, self.unit)
 
     @property
     def weight(self) -> float:
-        """The weight of the values, on the query side: a search may use another."""
+        """The weight of the bias. It is part of the query, so a search can use another."""
         return self.bias.weight
 
     @property
@@ -382,19 +382,19 @@ class Corrector:
 
     @cached_property
     def references(self) -> Rows:
-        """The rows of `bank` as they are saved, shape (n_references, dim), float16, read-only."""
+        """The rows of `bank` as saved, shape (n_references, dim), float16, read-only."""
         return _round_to_half(self.bank.parts[0])
 
     @cached_property
     def gallery_references(self) -> Rows | None:
-        """The rows of `bank_of_items` as they are saved, read-only."""
+        """The rows of `bank_of_items` as saved, read-only."""
         return None if self.bank_of_items is None else _round_to_half(self.bank_of_items.parts[0])
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of everything that decides numbers: banks, settings, normalization, center, augmentation.
+        """Fingerprint of banks, settings, normalization, center and augmentation.
 
-        Values and rows that two correctors give may be mixed only if their fingerprints are equal.
+        Values and rows from two correctors can be mixed only if their fingerprints are equal.
         """
         about = {
             "method": [self.method.name, self.method.params],
@@ -421,7 +421,7 @@ class Corrector:
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
     ) -> Bias:
-        """Compute the bias of any items, as a fit with the same bank and settings would.
+        """Compute the bias of any items with the same past queries and settings.
 
         Parameters
         ----------
@@ -436,7 +436,7 @@ class Corrector:
         Returns
         -------
         Bias
-            Its ``fingerprints["corrector"]`` says which values it may be mixed with.
+            Mix it only with values that have the same ``fingerprints["corrector"]``.
 
         Examples
         --------
@@ -448,7 +448,7 @@ class Corrector:
         True
         """
         opened = self.open(items, "items")
-        values = self._values(opened, groups, memory_budget=memory_budget, progress=progress)
+        values = self.values_for(opened, groups, memory_budget=memory_budget, progress=progress)
         params = dict(self.bias.params)
         if "solver" in params:
             params["solver"] = "exact"
@@ -464,10 +464,10 @@ class Corrector:
         groups: npt.ArrayLike | None = None,
         popularity: Popularity | None = None,
     ) -> FloatArray:
-        """Extend items by their bias: the rows to store in an engine of any metric.
+        """Extend items by their bias: the rows to store in an engine.
 
-        All stored rows have the same norm, so that inner product, cosine and L2 give the same
-        order, that of the corrected scores. Search with what `transform_queries` returns.
+        All stored rows have the same norm, so inner product, cosine and L2 all give the order of
+        the corrected scores. Search with the rows of `transform_queries`.
 
         Parameters
         ----------
@@ -475,8 +475,8 @@ class Corrector:
         groups : array, shape (n_items,), optional
             The group of each item, if the corrector was fitted with groups.
         popularity : Popularity, optional
-            Clicks of these items, added to their bias. Rows with and without clicks fit together;
-            all of them need the same weight. See `with_room` for large weights.
+            Clicks of these items, added to their bias. Rows with and without clicks can be mixed,
+            if all have the same weight. For large weights, see `with_room`.
 
         Returns
         -------
@@ -491,23 +491,19 @@ class Corrector:
         True
         """
         opened = self.open(items, "items")
-        values = self._values(opened, groups)
+        values = self.values_for(opened, groups)
         if popularity is not None:
             values = self._add_clicks(values, popularity, opened)
-        stored = np.empty((len(opened), opened.dim + 2), dtype=np.float32)
-        for start, block in opened.blocks():
-            rows = slice(start, start + len(block))
-            stored[rows] = self.augmentation.extend_items(block, values[rows])
-        return stored
+        return self.augmentation.extend_all(opened, values)
 
     def transform_queries(self, queries: Source, *, weight: float | None = None) -> FloatArray:
-        """Extend queries by the weight: the rows to search the stored items with.
+        """Extend queries by the weight: the rows to search with.
 
         Parameters
         ----------
         queries : array or path, shape (n_queries, dim)
         weight : float, optional
-            Replaces the weight of the corrector; 0 is the uncorrected search.
+            Replaces the corrector's weight; 0 is the uncorrected search.
 
         Returns
         -------
@@ -527,22 +523,18 @@ class Corrector:
         return self.augmentation.extend_queries(opened.rows(0, len(opened)), used)
 
     def confidence(
-        self,
-        scores: npt.ArrayLike,
-        queries: npt.ArrayLike,
-        *,
-        metric: Target = "ip",
+        self, scores: npt.ArrayLike, queries: npt.ArrayLike, *, metric: Target = "ip"
     ) -> FloatArray:
-        """Compute the confidence of a search with an engine's own client, see `Ranking`.
+        """Compute the confidence of a search with your engine's own client; see `Ranking`.
 
         Parameters
         ----------
         scores : array, shape (n_queries, n_hits)
-            What the engine returned for rows of `transform_items`, best first. Fetch 10 hits.
+            The engine's scores for rows of `transform_items`, best first. Fetch 10 hits.
         queries : array, shape (n_queries, dim + 2)
-            From `transform_queries`, which hold the weight too.
+            Rows from `transform_queries`.
         metric : {"ip", "cosine", "l2"}
-            What the scores are: inner products, cosines or squared distances.
+            Whether scores are inner products, cosines or squared distances.
 
         Returns
         -------
@@ -575,17 +567,17 @@ class Corrector:
         return measure_confidence(self.augmentation.read_scores(given, asked, weights, metric))
 
     def with_room(self, popularity: Popularity, *, growth: float = 1000) -> "Corrector":
-        """Return a corrector whose rows have room for items with clicks, before any are stored.
+        """Return a corrector for items with clicks. Call it before you store the first item.
 
-        The norm of all stored rows must be as large as the largest value of an item needs, now and
-        later. It is part of the fingerprint: rows of the two correctors must not be mixed.
+        All stored rows have one norm, which limits the values of items, now and later. The norm is
+        part of the fingerprint: don't mix rows of the two correctors.
 
         Parameters
         ----------
         popularity : Popularity
-            With the weight that is going to be used, and the clicks as they are now.
+            The current clicks, with the weight that you will use.
         growth : float
-            By how much the largest number of clicks may grow.
+            Factor by which the largest number of clicks may grow.
 
         Returns
         -------
@@ -608,7 +600,7 @@ class Corrector:
         return replace(self, augmentation=wider, refit_report=None)
 
     def with_calibration(self, calibration: Calibration) -> "Corrector":
-        """Return this corrector with a calibration, which is saved with it.
+        """Return this corrector with a calibration, to save both in one file.
 
         Parameters
         ----------
@@ -618,7 +610,7 @@ class Corrector:
         Returns
         -------
         Corrector
-            With the same fingerprint: no bias or row changes.
+            It has the same fingerprint, because biases and rows don't change.
 
         Examples
         --------
@@ -635,13 +627,13 @@ class Corrector:
         return replace(self, calibration=calibration)
 
     def open(self, source: Source, name: str) -> Embeddings:
-        """Open rows as this corrector needs them, or raise if they do not fit.
+        """Open and check rows for this corrector.
 
         Parameters
         ----------
         source : array or path, shape (n_rows, dim)
         name : {"items", "gallery", "queries", "recent"}
-            The role: items are compared with the gallery of the fit, queries with the references.
+            The role. Items are compared with the fitted gallery, and queries with the references.
 
         Returns
         -------
@@ -658,16 +650,14 @@ class Corrector:
                     f"{high:.4g}), but all rows of this corrector do; normalize them, or fit the "
                     "corrector with normalize=True (--normalize)"
                 )
-        elif name in ("items", "gallery"):
-            check_like_norms(rows.name, rows.norm_range, self.item_norms, "items of the corrector")
         else:
-            check_like_norms(
-                rows.name, rows.norm_range, self.bank.norm_range, "references of the corrector"
-            )
+            role = "items" if name in ("items", "gallery") else "references"
+            known = self.item_norms if role == "items" else self.bank.norm_range
+            check_like_norms(rows.name, rows.norm_range, known, f"{role} of the corrector")
         return rows
 
     def open_groups(self, groups: npt.ArrayLike | None, n_items: int) -> Labels | None:
-        """Return the labels of items, or raise if they are not those that the corrector needs."""
+        """Return the labels of items, or raise an error if the corrector needs others."""
         if self.groups is None and groups is None:
             return None
         if self.groups is None:
@@ -682,7 +672,7 @@ class Corrector:
         return open_labels(groups, n_items)
 
     def open_valid(self, source: Source, name: str) -> ValidRows:
-        """Open the rows of items that can be used; norms are left to the caller."""
+        """Open the valid rows of items; the caller checks their norms."""
         given = isinstance(source, Embeddings) and source.normalized
         with quiet():  # odd norms are among the results
             normalize = self.normalize or (given and self.unit)
@@ -690,10 +680,10 @@ class Corrector:
         check_same_dim(found.embeddings, self.bank)
         return found
 
-    def _values(
+    def values_for(
         self, items: Embeddings, groups: npt.ArrayLike | None, **options: Any
     ) -> FloatArray:
-        """Values of items with the offsets of their groups; warn if they are unlike all others."""
+        """Compute values with group offsets; warn if they are far from those of the gallery."""
         labels = self.open_groups(groups, len(items))
         # The value of an item must not depend on the others, so the solver is exact.
         banks, center = (self.bank, self.bank_of_items), self.center
@@ -722,7 +712,7 @@ class Corrector:
     def _add_clicks(
         self, values: FloatArray, popularity: Popularity, items: Embeddings
     ) -> FloatArray:
-        """Values with clicks; raise if the norm of the stored rows has no room for them."""
+        """Add clicks to values; raise an error if they exceed the norm of the stored rows."""
         self._check_weighted()
         added = (Bias(values, self.weight, self.method.name) + popularity).values
         kept = self.augmentation
@@ -740,7 +730,7 @@ class Corrector:
     # --- files -------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the numbers, ready for JSON."""
+        """Return the metadata of the corrector, ready for JSON."""
         return {
             "method": self.method.to_dict(),
             "asked": self.asked.to_dict(),
@@ -760,7 +750,7 @@ class Corrector:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one `.safetensors` file, whole or not at all.
+        """Write a `.safetensors` file, completely or not at all.
 
         Examples
         --------
@@ -790,35 +780,32 @@ class Corrector:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no corrector file nowhere.safetensors; ...
         """
-        arrays, about = load_record(path, "corrector", _MAKER)
-        try:
-            normalize, second = about["normalize"], None
-            if "gallery_references" in arrays:
-                second = _keep(arrays["gallery_references"], "gallery_references", normalize)
-            calibrated = about.get("calibration")
-            return cls(
-                method=make_method(about["method"]["name"], **about["method"]["params"]),
-                asked=make_method(about["asked"]["name"], **about["asked"]["params"]),
-                bank=_keep(arrays["references"], "references", normalize),
-                bias=Bias.from_dict(arrays, about["bias"]),
-                normalize=normalize,
-                unit=about["unit"],
-                augmentation=Augmentation(**about["augmentation"]),
-                item_norms=tuple(about["item_norms"]),
-                duplicates=about["duplicates"],
-                sample=arrays["sample"],
-                center=arrays.get("center"),
-                bank_of_items=second,
-                sample_groups=tuple(about.get("sample_groups", ())),
-                calibration=calibrated and Calibration.from_dict(calibrated),
-            )
-        except NNNormError:
-            raise
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise damaged(path, "corrector", _MAKER, error) from error
+        return load_record(path, "corrector", _MAKER, cls.from_dict)
+
+    @classmethod
+    def from_dict(cls, arrays: Mapping[str, Rows], about: Mapping[str, Any]) -> "Corrector":
+        """Create a corrector from its arrays and the result of `to_dict`."""
+        kept = {name: about[name] for name in ("normalize", "unit", "duplicates")}
+        for name in ("method", "asked"):
+            kept[name] = make_method(about[name]["name"], **about[name]["params"])
+        if "gallery_references" in arrays:
+            name = "gallery_references"
+            kept["bank_of_items"] = _keep(arrays[name], name, about["normalize"])
+        if "calibration" in about:
+            kept["calibration"] = Calibration.from_dict(about["calibration"])
+        return cls(
+            bank=_keep(arrays["references"], "references", about["normalize"]),
+            bias=Bias.from_dict(arrays, about["bias"]),
+            augmentation=Augmentation(**about["augmentation"]),
+            item_norms=tuple(about["item_norms"]),
+            sample=arrays["sample"],
+            center=arrays.get("center"),
+            sample_groups=tuple(about.get("sample_groups", ())),
+            **kept,
+        )
 
 
-# What stands for a corrector: itself, or the path of its file.
+# A corrector, or the path of its file.
 Correction: TypeAlias = Corrector | str | os.PathLike[str]
 
 
@@ -832,7 +819,7 @@ def open_corrector(given: Correction) -> Corrector:
 
 
 def check_method(method: Method) -> None:
-    """Raise unless the method gives each item a value of its own, as a corrector needs."""
+    """Raise an error if the method can't give a new item a bias."""
     check_type("method", method, Method, "such as NNN()")
     if method.gated_by:
         raise NNNormError(
@@ -849,7 +836,7 @@ def check_method(method: Method) -> None:
 def _join_recent(
     used: References, recent: Embeddings, duplicates: Duplicates
 ) -> tuple[References, dict[str, Any]]:
-    """The recent queries alone if the references don't match them, otherwise both."""
+    """Return only the recent queries if the references don't match them, otherwise both."""
     z = mismatch_z(used.embeddings, recent)
     if z > MISMATCH_Z:
         alone = drop_copies(recent, duplicates)

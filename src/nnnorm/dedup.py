@@ -1,7 +1,7 @@
-"""Unique queries: every past query counts once, however often and in how many wordings it came.
+"""Unique queries: each past query counts once, however often and in whatever wording.
 
-Query logs repeat themselves. Without this step the k best references of a popular item would be k
-copies of one query, and popularity would pass for hubness.
+Query logs repeat queries. Without this step, the k best references of a popular item would be
+copies of one query, and its bias would measure popularity.
 
 A row is a copy if it equals an earlier row, or if its cosine with an earlier unique row is above
 `NEAR_COPY`. A hash finds equal rows. Near copies are looked for if there are at most 32,768 rows,
@@ -273,7 +273,7 @@ class References:
 
     @property
     def params(self) -> dict[str, Any]:
-        """What the `params` of a bias say about unique queries; nothing if every row is used."""
+        """Entries for the `params` of a bias; empty if every row is used."""
         sampled = {"references_sampled": True} if self.is_sample else {}
         return {} if self.counts is None else {"n_unique": len(self), **sampled}
 
@@ -339,7 +339,7 @@ def _count_near_copies(references: Embeddings, rows: IntArray) -> float:
 
 
 def _search(references: Embeddings, progress: Progress | None) -> tuple[IntArray, IntArray]:
-    """Find the rows that are no near copies, and how many rows each stands for."""
+    """Find the rows that aren't near-duplicates, and the number of rows that each represents."""
     unique = UniqueRows(np.empty((0, references.dim), np.float16))
     slots, rows = [], []
     for start, block in references.blocks():
@@ -386,12 +386,12 @@ def drop_copies(
 
 
 def describe_unique(n_unique: int, sampled: bool = False) -> str:
-    """A number of unique queries in words: ``412 unique``, ``412 sampled``."""
+    """Describe a number of unique queries: ``412 unique``, ``412 sampled``."""
     return f"{n_unique:,} {'sampled' if sampled else 'unique'}"
 
 
 def describe_size(n_references: int, n_unique: int | None, sampled: bool = False) -> str:
-    """A number of references in words, with the number of unique ones if that differs."""
+    """Describe a number of references, and that of unique ones if it differs."""
     size = f"{n_references:,} references"
     if n_unique is None or n_unique == n_references:
         return size

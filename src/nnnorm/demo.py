@@ -1,8 +1,7 @@
 """`nnnorm demo`: a search with hubs, before and after a correction, on one screen.
 
-`run_demo` fits NNN with automatic settings to the shapes that ship with the package, searches
-before and after, picks three examples and writes the files. `describe_demo` puts the results into
-words.
+`run_demo` fits NNN with automatic settings on the shapes that ship with the package, searches
+before and after, picks three examples and writes the files. `describe_demo` describes the results.
 """
 
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from nnnorm import NNN, evaluate, evaluation, load_shapes, search
 from nnnorm.datasets import Shapes, read_scene
 from nnnorm.errors import MissingExtraError, quiet
 from nnnorm.files import make_folder
-from nnnorm.report import GREEN, ORANGE, Hits, Table, plot_hits, plots
+from nnnorm.report import Table, plots
 from nnnorm.report.tables import show_gain
 
 _N_SHOWN = 5  # pictures per example of the contact sheet
@@ -132,10 +131,12 @@ def _pick_examples(shapes: Shapes, before: Any, after: Any, hubs: list[int]) -> 
 
 def _draw_examples(shapes: Shapes, examples: list[Example], hubs: list[int]) -> Any:
     """Draw the contact sheet: the right picture framed green, hubs orange."""
-    return plot_hits(
-        [Hits(_title(one), one.before, one.after, [one.right]) for one in examples],
+    return plots.plot_hits(
+        [plots.Hits(_title(one), one.before, one.after, [one.right]) for one in examples],
         lambda item: shapes.draw(item, 108),
-        lambda hits, item: GREEN if item in hits.right else ORANGE if item in hubs else None,
+        lambda hits, item: (
+            plots.GREEN if item in hits.right else plots.ORANGE if item in hubs else None
+        ),
         "green: the right picture, orange: a hub",
     )
 

@@ -1,15 +1,14 @@
-"""A gallery in parquet files, corrected on many machines by a `Corrector` that is fitted already.
+"""Apply a fitted `Corrector` to parquet files on many machines.
 
-An item's bias depends on the item and the corrector only, so this is a map over rows: nothing is
-shuffled, and any process may compute any rows. `transform_parquet` runs that map on Ray, one task
-per file or group of row groups. `make_worker` returns the same map as a function of one batch, for
-Spark, Ray Data and other engines.
+An item's bias depends only on the item and the corrector, so any process can compute any rows.
+`transform_parquet` does this on Ray, one task per file or group of row groups. `make_worker`
+returns a function for one batch, for Spark, Ray Data and other engines.
 """
 
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import groupby
@@ -20,15 +19,7 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from nnnorm.corrector import Corrector
-from nnnorm.errors import (
-    NNNormError,
-    NNNormWarning,
-    first_line,
-    hide_secrets,
-    require,
-    show_url,
-    warn,
-)
+from nnnorm.errors import NNNormError, NNNormWarning, first_line, require, show_url, warn
 from nnnorm.files import Progress, write_whole
 
 Output: TypeAlias = Literal["bias", "vectors"]
@@ -50,7 +41,7 @@ class _Shard(NamedTuple):
     groups: list[int]
     n_rows: int
     target: str
-    about: dict[str, str]
+    about: dict[str, Any]
     is_done: bool
 
 
@@ -68,15 +59,15 @@ def make_worker(
     """
     if output not in _NAMES:
         raise NNNormError(f'output must be "bias" or "vectors"; got {output!r}')
-
-    needed = tuple(name for name in (ids, column, groups) if name is not None)
+    corrector.open_groups(None if groups is None else [], 0)  # raises without those it needs
+    needed = [name for name in (ids, column, groups) if name is not None]
 
     def work(batch: Any) -> Any:
         pyarrow = require("pyarrow", "parquet")
-        _check_columns(needed, list(getattr(batch, "column_names", batch)))
+        _check_columns(needed, getattr(batch, "column_names", batch))
         is_pandas = hasattr(batch, "iloc")
         if is_pandas:
-            batch = pyarrow.Table.from_pandas(batch[list(needed)], preserve_index=False)
+            batch = pyarrow.Table.from_pandas(batch[needed], preserve_index=False)
         rows = _read_rows(batch[column], batch[ids], corrector.dim)
         labels = None if groups is None else batch[groups].to_pylist()
         if output == "bias":
@@ -104,16 +95,12 @@ def transform_parquet(
     progress: Progress | None = None,
 ) -> int:
     """Compute bias values, or vectors to store, for a gallery in parquet files, on Ray."""
-    make_worker(corrector, output=output)  # checks the output
+    work = make_worker(corrector, column=column, ids=ids, groups=groups, output=output)
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         os.environ.setdefault(name, "0")  # read when Ray is imported
     ray, find = require("ray", "ray"), require("fsspec", "ray").core.url_to_fs
-    about = {"corrector": corrector.fingerprint, "column": column, "ids": ids, "output": output}
-    if groups is not None:
-        about["groups_column"] = groups
-    corrector.open_groups(
-        None if groups is None else np.array([], dtype=str), 0
-    )  # rejected before the work
+    columns = [name for name in (ids, column, groups) if name is not None]
+    about = {"corrector": corrector.fingerprint, "columns": columns, "output": output}
     (fs, root), (other, place) = (find(os.fspath(one)) for one in (source, destination))
     shards = _find_shards(fs, root, other, place, about)
     left = [shard for shard in shards if not shard.is_done]
@@ -125,7 +112,7 @@ def transform_parquet(
     if is_ours:
         _start(ray)
     try:
-        for n_rows in _run(ray, corrector, fs, other, left):
+        for n_rows in _run(ray, work, fs, other, left):
             done += n_rows
             if progress is not None:
                 progress(done, total)
@@ -146,59 +133,42 @@ def _start(ray: Any) -> None:
     try:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
     except Exception as error:  # no memory for its store, no such cluster, a version that differs
-        address = os.environ.get("RAY_ADDRESS", "")
-        reason = hide_secrets(first_line(error), address)
-        where = f" at {show_url(address)}" if address else ""
         raise NNNormError(
-            f"Ray can't be started{where} ({reason}); check that `ray.init()` works here, and "
-            "RAY_ADDRESS if it is set"
-        ) from (error if reason == first_line(error) else None)
+            f"Ray can't be started ({show_url(first_line(error))}); check that `ray.init()` works "
+            "here, and RAY_ADDRESS if it is set"
+        ) from None  # it may quote the address, with a password
 
 
-def _run(
-    ray: Any, corrector: Corrector, fs: Any, other: Any, shards: list[_Shard]
-) -> Iterator[int]:
-    """Run a task per shard, a few more than there are cores at a time; yield numbers of rows."""
+def _run(ray: Any, work: Any, fs: Any, other: Any, shards: list[_Shard]) -> Iterator[int]:
+    """Run a task per shard, and yield their numbers of rows."""
     options = {"num_cpus": 1, "max_retries": 5, "retry_exceptions": [OSError]}
     task = ray.remote(_transform).options(name="nnnorm", **options)
-    kept = ray.put(corrector)
-    waiting, flying, notes = shards[::-1], dict[Any, _Shard](), list[str]()
-    n_most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    kept, notes = ray.put(work), list[str]()
+    tasks = [task.remote(kept, fs, other, shard) for shard in shards]
     try:
-        while waiting or flying:
-            while waiting and len(flying) < n_most:
-                shard = waiting.pop()
-                flying[task.remote(kept, fs, other, shard)] = shard
-            for ref in ray.wait(list(flying), timeout=2)[0]:  # so that Ctrl-C is noticed
-                shard = flying.pop(ref)
-                notes += ray.get(ref)
-                yield shard.n_rows
+        for shard, ref in zip(shards, tasks, strict=True):
+            notes += ray.get(ref)
+            yield shard.n_rows
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
         said = f"{shard.path} failed ({first_line(cause)}); the same call continues where it ended"
         raise NNNormError(str(cause) if isinstance(cause, NNNormError) else said) from error
     finally:
-        for ref in flying:
+        for ref in tasks:
             ray.cancel(ref, force=True)
     if notes:
         warn(f"{notes[0]} ({len(notes):,} such warnings in {len(shards):,} tasks)")
 
 
-def _transform(corrector: Corrector, fs: Any, other: Any, shard: _Shard) -> list[str]:
+def _transform(work: Any, fs: Any, other: Any, shard: _Shard) -> list[str]:
     """Write the result of one shard, on a worker; return the warnings."""
     threadpool_limits(1)  # Ray runs one task per core
     os.environ["OMP_NUM_THREADS"] = "1"
-    column, ids, output = (shard.about[name] for name in ("column", "ids", "output"))
-    groups = shard.about.get("groups_column")
-    columns = {"column": column, "ids": ids, "groups": groups}
-    work = make_worker(corrector, **columns, output=output)  # type: ignore[arg-type]
     pyarrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
     with warnings.catch_warnings(record=True) as caught, _opened(fs, shard.path) as file:
         warnings.simplefilter("always", NNNormWarning)
-        batches = file.iter_batches(
-            _BATCH_ROWS, shard.groups, columns=[name for name in columns.values() if name]
-        )
-        table = pyarrow.Table.from_batches([work(batch) for batch in batches])
+        batches = file.iter_batches(_BATCH_ROWS, shard.groups, columns=shard.about["columns"])
+        table = pyarrow.Table.from_batches(map(work, batches))
     table = table.replace_schema_metadata({_KEY: json.dumps(shard.about)})
     content = pyarrow.BufferOutputStream()
     parquet.write_table(table, content)
@@ -209,11 +179,12 @@ def _transform(corrector: Corrector, fs: Any, other: Any, shard: _Shard) -> list
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def _check_columns(needed: tuple[str, ...], names: list[Any]) -> None:
+def _check_columns(needed: list[str], names: Iterable[Any]) -> None:
+    listed = [str(name) for name in names]
     for name in needed:
-        if name not in names:
+        if name not in listed:
             raise NNNormError(
-                f"expected a column {name!r}; got {', '.join(map(str, names)) or 'no columns'}. "
+                f"expected a column {name!r}; got {', '.join(listed) or 'no columns'}. "
                 "Name the columns with column= and ids="
             )
 
@@ -230,17 +201,18 @@ def _read_rows(column: Any, ids: Any, dim: int) -> npt.NDArray[Any]:
     if not pyarrow.types.is_floating(getattr(column.type, "value_type", column.type)):
         raise NNNormError(f"expected embeddings as lists of floats; got {column.type}")
     lengths = pyarrow.compute.list_value_length(column).fill_null(0).to_numpy()
-    rows = column.flatten().to_numpy(zero_copy_only=False)
-    wrong = np.flatnonzero(lengths != dim)
-    what = f"has {lengths[wrong[0]]} numbers" if len(wrong) else "is all zeros or has NaN"
-    if not len(wrong):
+    rows, is_good = column.flatten().to_numpy(zero_copy_only=False), lengths == dim
+    if is_good.all():
         rows = rows.reshape(-1, dim)
         squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
-        wrong = np.flatnonzero(~(np.isfinite(squares) & (squares > 0)))
-    if len(wrong):
+        is_good = np.isfinite(squares) & (squares > 0)
+    if not is_good.all():
+        first = int(is_good.argmin())
+        n_numbers = lengths[first]
+        what = f"has {n_numbers} numbers" if n_numbers != dim else "is all zeros or has NaN"
         raise NNNormError(
-            f"the item with id {ids[int(wrong[0])].as_py()!r} {what}; expected {dim} finite "
-            "numbers. Remove it or encode it again"
+            f"the item with id {ids[first].as_py()!r} {what}; expected {dim} finite numbers. "
+            "Remove it or encode it again"
         )
     return rows
 
@@ -248,44 +220,40 @@ def _read_rows(column: Any, ids: Any, dim: int) -> npt.NDArray[Any]:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def _find_shards(fs: Any, root: str, other: Any, place: str, about: dict[str, str]) -> list[_Shard]:
+def _find_shards(fs: Any, root: str, other: Any, place: str, about: dict[str, Any]) -> list[_Shard]:
     """Read the footers of all files, so that a missing column is noticed before the work."""
-    is_file = fs.isfile(root)
-    folder = root.rpartition("/")[0] if is_file else root
-    found = [root] if is_file else sorted(fs.find(root)) if fs.isdir(root) else []
-    names = [path[len(folder) + 1 :] for path in found if path.endswith(".parquet")]
-    if not names:
+    found = [path for path in sorted(fs.find(root)) if path.endswith(".parquet")]
+    if not found:
         raise NNNormError(f"expected a .parquet file or a folder of them; got {root}")
-    if place == folder or (not is_file and place.startswith(f"{folder}/")):
+    folder = root.rpartition("/")[0] if found == [root] else root
+    if place == folder or place.startswith(f"{root}/"):
         raise NNNormError(f"the destination {place} is inside the source; choose another folder")
-    known = set(other.find(place)) if other.isdir(place) else set()
+    known = {path for path in other.find(place) if path.endswith(".parquet")}
 
-    def look(name: str) -> list[_Shard]:
-        path, shards = f"{folder}/{name}", []
+    def look(path: str) -> list[_Shard]:
+        shards = []
         with _opened(fs, path) as file:
-            needed = (about["column"], about["ids"], about.get("groups_column", about["ids"]))
-            _check_columns(needed, file.schema_arrow.names)
+            _check_columns(about["columns"], file.schema_arrow.names)
             sizes = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
         starts = np.cumsum([0, *sizes])
         runs = groupby(np.flatnonzero(sizes).tolist(), lambda n: starts[n] // _TASK_ROWS)
         for groups in [list(run) for _, run in runs]:
             n_rows = sum(sizes[n] for n in groups)
             part = "" if n_rows == starts[-1] else f"-{groups[0]:05d}"
-            target = f"{place}/{name[:-8]}{part}.parquet"
+            target = f"{place}{path[len(folder) : -8]}{part}.parquet"
             kept = {**about, "source": fs.ukey(path), "groups": str(groups)}
             is_done = target in known and _is_done(other, target, about, kept)
             shards.append(_Shard(path, groups, n_rows, target, kept, is_done))
         return shards
 
     with ThreadPoolExecutor(16) as pool:  # footers in an object store are many short waits
-        shards = [shard for some in pool.map(look, names) for shard in some]
-    targets = {shard.target for shard in shards}
-    if strays := [path for path in known - targets if path.endswith(".parquet")]:
+        shards = [shard for some in pool.map(look, found) for shard in some]
+    if strays := known - {shard.target for shard in shards}:
         raise NNNormError(f"{min(strays)} isn't a result of {root}; choose an empty destination")
     return shards
 
 
-def _is_done(fs: Any, path: str, about: dict[str, str], kept: dict[str, str]) -> bool:
+def _is_done(fs: Any, path: str, about: dict[str, Any], kept: dict[str, Any]) -> bool:
     """Whether a file has these results; raise if it has those of another call."""
     with _opened(fs, path) as file:
         found = json.loads((file.schema_arrow.metadata or {}).get(_KEY, b"{}"))

@@ -1,7 +1,7 @@
 """Long documents: items that are chunks of one document, found by their best chunk.
 
-The best of many scores is higher than the best of few, so a document of many chunks is found more
-often than it is right; `docs/guide/documents.md` has figures.
+The best of many scores is higher than the best of few, so long documents are found more often than
+they are right; see `docs/guide/documents.md`.
 """
 
 from dataclasses import dataclass

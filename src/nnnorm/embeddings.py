@@ -1,9 +1,9 @@
 """Embeddings: every source is opened, checked and read here.
 
 Arrays, tensors, `.npy` (memory-mapped), `.npz`, parquet and folders of shards become `Embeddings`:
-an immutable matrix that is read in float32 blocks and never copied whole. One read of every row
-finds NaNs, zero rows, norms, the mean and the fingerprint, and keeps what it found. Rows are
-normalized only with `normalize=True`, nothing is changed in place, nothing is unpickled.
+an immutable matrix that is read in float32 blocks and never copied whole. Each row is read once to
+check it and to compute norms, mean and fingerprint, which are kept. Rows are normalized only with
+`normalize=True`. Nothing is changed in place or unpickled.
 """
 
 import hashlib
@@ -141,8 +141,8 @@ class _Measured:
 class Embeddings(StoredMatrix):
     """A checked, immutable matrix of embeddings, read in float32 blocks.
 
-    Made by `open_embeddings`. The values stay where they are (in memory or in the mapped file)
-    until a block of rows is read. Norms and fingerprint are computed once and kept.
+    Create it with `open_embeddings`. Values stay in memory or in the mapped file until a block of
+    rows is read. Norms and fingerprint are computed once.
     `ids` has the id of every row, int64 or str, from the column `id` of parquet files.
     """
 
@@ -267,22 +267,21 @@ def open_embeddings(
         only array, or the one named ``embedding``), ``.parquet`` (column ``embedding``), or a
         folder of such shards in clip-retrieval's layout.
     name : str, optional
-        The name of the argument, for messages: ``"gallery"``, ``"queries"``, ``"references"``. The
-        first name that is given stays.
+        The name of the argument in messages: ``"gallery"``, ``"queries"``, ``"references"``. If the
+        embeddings have a name, it stays.
     normalize : bool, optional
-        True divides every row by its norm when it is read, so that scores are cosines. False keeps
-        raw inner products. None does so too, with a warning if norms differ by more than 1 %.
+        True divides every row by its norm, so scores are cosines. False keeps raw inner products.
+        None does too, with a warning if norms differ by more than 1 %.
     fingerprint : bool
-        Whether to compute the fingerprint in the same read, at about four times the cost of the
-        other checks. If False, it is computed in a read of its own when it is first used.
+        Whether to compute the fingerprint in the same read, which takes about four times as long as
+        the other checks. If False, it is computed when it is first used.
 
     Returns
     -------
     Embeddings
-        If `source` is one already, a view of it (normalized, or named if it had no name), or
-        itself if nothing changes; nothing is read again. The values aren't copied, and what the
-        read found is kept: don't change an array or its ids after it was opened. A file that
-        changed on disk is noticed when the fingerprint is used, as fit, search and indexes do.
+        If `source` is already an `Embeddings`, a view of it, or itself if nothing changes. Values
+        aren't copied, and checks aren't repeated: don't change an array or its ids after you open
+        it. A file that changed on disk raises an error when the fingerprint is used, as in a fit.
 
     Raises
     ------
@@ -306,7 +305,7 @@ def open_embeddings(
                 "out normalize, or open the original array or path again"
             )
         opened = source
-        # A name that was given stays: "the items of photos.faiss" says more than "gallery".
+        # Keep an existing name: "the items of photos.faiss" is clearer than "gallery".
         if f"{source.name} (".startswith(f"{_NO_NAME} (") and name is not None:
             opened = replace(opened, name=source.name.replace(_NO_NAME, name, 1))
     elif isinstance(source, StoredMatrix):
@@ -350,7 +349,7 @@ def _read_source(
         try:
             is_foreign = not hasattr(source, "__array__") and hasattr(source, "__dlpack__")
             parts = [np.from_dlpack(source) if is_foreign else np.asarray(source)]
-        except Exception as error:  # each array library raises its own kind here
+        except Exception as error:  # each array library raises its own errors
             raise NNNormError(
                 f"{name} can't be read as a numpy array ({type(source).__name__}: "
                 f"{first_line(error)}); pass a float array on the CPU "
@@ -390,7 +389,7 @@ def _read_source(
 
 
 def _explain_objects(source: Any, name: str, ndim: int) -> NNNormError:
-    """The error for what numpy can only hold as Python objects."""
+    """Return the error for values that numpy can only store as objects."""
     kind = type(source).__name__
     if ndim == 0:
         order = "; the order is (queries, gallery, bias)" if kind == "Bias" else ""
@@ -452,7 +451,7 @@ def check_same_norms(
 def check_like_norms(
     name: str, norms: tuple[float, float], known: tuple[float, float], what: str
 ) -> None:
-    """Raise if what is known has equal norms, and rows that come later do not share them."""
+    """Raise an error if the known rows have equal norms and later rows don't."""
     (low, high), (least, most) = norms, known
     if most - least > EQUAL_NORMS * most:
         return  # raw inner products are meant

@@ -1,7 +1,7 @@
-"""The errors and warnings a user meets, and the one way to ask for an optional library.
+"""Errors and warnings for users, and the import of optional libraries.
 
-Every message says what was expected, what arrived, and what to do about it. `NNNormError` is a
-`ValueError`, so code that already guards against bad values keeps working.
+Every message states what was expected, what arrived, and what to do. `NNNormError` is a
+`ValueError`, so code that handles invalid values also handles it.
 """
 
 import importlib
@@ -31,15 +31,15 @@ _JOINERS = "\u200c\u200d"  # format characters that scripts and emoji are writte
 
 
 class NNNormError(ValueError):
-    """Input that can't be used, with one sentence that says what to do."""
+    """Input that can't be used; the message explains what to do."""
 
 
 class MissingExtraError(ImportError):
-    """A feature whose library is not installed, with the install command."""
+    """A feature whose library isn't installed; the message has the install command."""
 
 
 class NNNormWarning(UserWarning):
-    """An answer that may not be what was meant, with one sentence that says how to tell."""
+    """A result that may not be what you meant; the message explains how to check."""
 
 
 def warn(message: str) -> None:
@@ -52,30 +52,32 @@ def warn(message: str) -> None:
 
 
 def check_number(name: str, value: Any, low: float = -1e6, high: float = 1e6) -> float:
-    """Return `value` as a float, or raise, with its name, unless it is a number within bounds."""
+    """Return `value` as a float, or raise an error with its name unless it is within bounds."""
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
         raise NNNormError(f"{name} must be a number from {low:g} to {high:g}; got {value!r:.60}")
     return float(value)
 
 
 def check_count(name: str, value: Any, most: int | None = None, what: str = "") -> int:
-    """Return `value` as an int, or raise, with its name, unless it is whole and within bounds."""
+    """Return `value` as an int, or raise an error with its name unless it is within bounds."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_whole or value < 1 or (most is not None and value > most):
-        bounds = "of at least 1" if most is None else f"from 1 to {f'the {most} {what}'.strip()}"
-        raise NNNormError(f"{name} must be a whole number {bounds}; got {value!r:.60}")
+        expected = "a whole number of at least 1"
+        if most is not None:
+            expected = f"a whole number from 1 to {f'the {most} {what}' if what else most}"
+        raise NNNormError(f"{name} must be {expected}; got {value!r:.60}")
     return int(value)
 
 
 def check_type(name: str, value: object, kind: type, how: str) -> None:
-    """Raise, with its name and how to make one, unless `value` is of a class of ours."""
+    """Raise an error, with how to create one, unless `value` has this class."""
     if not isinstance(value, kind):
         got = type(value).__name__
         raise NNNormError(f"{name} must be a {kind.__name__}, {how}; got {got}")
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, short enough to quote; its type if it says nothing."""
+    """Return the first line of another library's error, or its type if it has no text."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
@@ -85,7 +87,7 @@ def show_url(text: object) -> str:
 
 
 def hide_secrets(text: str, address: str, *others: str | None) -> str:
-    """Remove the secrets of an address, and others, from what another library says of it."""
+    """Remove the secrets of an address, and others, from another library's message."""
     found = _USER.search(address)
     _, _, password = (found[2] if found else "").partition(":")
     signed = [match[2] for match in _SECRET.finditer(address)]
@@ -96,7 +98,7 @@ def hide_secrets(text: str, address: str, *others: str | None) -> str:
 
 
 def printable(text: object, keep: str = "") -> str:
-    r"""Write text from data for a terminal: what controls it, or hides text, as an escape.
+    r"""Escape control characters and hidden text, so data can be printed to a terminal.
 
     >>> printable("a\x1b]0;title\x07\nb")
     'a\\x1b]0;title\\x07\\nb'
@@ -114,10 +116,10 @@ def _controls(letter: str) -> bool:
 
 @contextmanager
 def keep_interrupts() -> Iterator[None]:
-    """Raise a Ctrl-C as `KeyboardInterrupt` if a library turned it into an error of its own."""
+    """Raise `KeyboardInterrupt` if a library converted a Ctrl-C to its own error."""
     try:
         yield
-    except NNNormError:  # one sentence already, which may say how to continue
+    except NNNormError:  # already one sentence, perhaps with how to continue
         raise
     except Exception as error:
         reason: BaseException | None = error
@@ -139,7 +141,7 @@ def quiet(message: str = "") -> Iterator[None]:
 
 
 def require(module: str, extra: str) -> Any:
-    """Import `module`, or say which extra brings it."""
+    """Import `module`, or raise an error that names its extra."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

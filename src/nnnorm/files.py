@@ -1,4 +1,4 @@
-"""Files written whole or not at all, records of arrays and JSON in one file, and their checks."""
+"""Atomic writes, files of arrays and JSON, and their checks."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ import stat
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ _FULL = re.compile("(?i)no space left|disk (is )?full|quota exceeded|not enough 
 # The folder of a container's memory limit (cgroup v2).
 _GROUP = "/sys/fs/cgroup"
 
+Record = TypeVar("Record")
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 # Called with (work done, work in all).
@@ -34,7 +35,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
-    """Return the real path to write to, or raise an error that says why it can't be written."""
+    """Return the real path to write to, or raise an error with the reason."""
     target = Path(os.path.realpath(path))
     folder = target.parent
     try:
@@ -57,7 +58,7 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
 
 
 def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None:
-    """Raise for what is there but is no regular file: a pipe or a device may never end."""
+    """Raise an error unless this is a regular file: a pipe or a device may never end."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -72,7 +73,7 @@ def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """Create a folder for several files if there is none, or raise an error that says why not."""
+    """Create a folder if there is none, or raise an error with the reason."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +122,7 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that it follows, is that of a full disk."""
+    """Whether an error, or its cause, is a full disk."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:  # those of Milvus go in a circle
         seen.add(id(error))
@@ -133,7 +134,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def check_space(path: str | os.PathLike[str], needed: int = 2**16) -> None:
-    """Raise the error of a full disk if less than `needed` bytes are left where a path is."""
+    """Raise the error of a full disk if fewer than `needed` bytes are left at a path."""
     there = next(one for one in (Path(path), *Path(path).absolute().parents) if one.exists())
     if shutil.disk_usage(there).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
@@ -164,7 +165,7 @@ def make_mapped(
 
 
 def check_memory(n_bytes: int, name: str) -> None:
-    """Raise unless an array of this size fits in the memory that is available."""
+    """Raise an error unless an array of this size fits in the available memory."""
     there = available_memory()
     if there is not None and n_bytes > there:
         raise NNNormError(
@@ -175,7 +176,7 @@ def check_memory(n_bytes: int, name: str) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes that can be allocated without swapping; None if the system does not tell."""
+    """Return the bytes that can be allocated without swapping; None if unknown."""
     found = []
     with contextlib.suppress(OSError, TypeError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
@@ -191,7 +192,7 @@ def available_memory() -> int | None:
 
 
 def unreadable(name: object, kind: str, error: BaseException) -> NNNormError:
-    """The error for a file that another library can't read."""
+    """Return the error for a file that another library can't read."""
     return NNNormError(
         f"{name} can't be read as {kind} ({first_line(error)}); "
         "is it truncated, or another kind of file?"
@@ -204,7 +205,7 @@ def save_record(
     """Write a record of a kind, such as ``"bias"``; the same record gives the same bytes."""
     from safetensors.numpy import save
 
-    if Path(path).suffix != ".safetensors":  # what the name says is what is in the file
+    if Path(path).suffix != ".safetensors":  # the suffix must match the content
         raise NNNormError(f"a {kind} is saved as .safetensors; got {path}: choose another suffix")
     dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps(about)
@@ -221,9 +222,12 @@ def save_record(
 
 
 def load_record(
-    path: str | os.PathLike[str], kind: str, maker: str
-) -> tuple[Arrays, dict[str, Any]]:
-    """Read arrays and description of a record; its digest shows that they are those saved."""
+    path: str | os.PathLike[str],
+    kind: str,
+    maker: str,
+    build: Callable[[Arrays, dict[str, Any]], Record],
+) -> Record:
+    """Create a record from its arrays and description, and compare their digest."""
     from safetensors import SafetensorError, safe_open
 
     check_regular(path)
@@ -251,13 +255,19 @@ def load_record(
         what = f"a {other}" if found.startswith("nnnorm.") else "no file of nnnorm"
         raise NNNormError(f"{path} is {what}; expected a {kind}: make one with {maker}")
     text = metadata.get(kind, "")
-    if metadata.get("digest") != _digest_of(arrays, text):
-        raise damaged(path, kind, maker, "its numbers are not those that were saved")
-    return arrays, json.loads(text)
+    reason = "its numbers are not those that were saved"
+    if metadata.get("digest") == _digest_of(arrays, text):
+        try:
+            return build(arrays, json.loads(text))
+        except NNNormError:
+            raise
+        except (KeyError, TypeError, ValueError, IndexError) as error:  # a part is missing
+            reason = repr(error)
+    raise NNNormError(f"{path} is a damaged {kind} file ({reason}); make it again with: {maker}")
 
 
 def kind_of_record(path: str | os.PathLike[str]) -> str | None:
-    """The kind that a file says it is; None if it is no record of this package."""
+    """Return the kind in a file's metadata; None if it isn't a file of this package."""
     from safetensors import SafetensorError, safe_open
 
     check_regular(path)  # a pipe may never end
@@ -269,16 +279,8 @@ def kind_of_record(path: str | os.PathLike[str]) -> str | None:
     return found and found[1]
 
 
-def damaged(
-    path: str | os.PathLike[str], kind: str, maker: str, reason: Exception | str
-) -> NNNormError:
-    """The error for a record that lacks a part, or has another."""
-    shown = reason if isinstance(reason, str) else repr(reason)
-    return NNNormError(f"{path} is a damaged {kind} file ({shown}); make it again with: {maker}")
-
-
 def _digest_of(arrays: Arrays, text: str) -> str:
-    """Digest of all numbers and the description, by which a damaged file is noticed."""
+    """Digest of all numbers and the description, to detect damaged files."""
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())

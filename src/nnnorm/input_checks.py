@@ -1,11 +1,11 @@
-"""Checks of galleries and past queries that would give a wrong correction in silence.
+"""Checks of galleries and past queries that would silently give a wrong correction.
 
 - Past queries that are rows of the gallery, exactly or nearly, and repeated items (`check_inputs`).
 - Past queries that are other items, such as photos where texts were meant (`warn_of_items`). Three
   scores of each row are compared with those of the items: how much of the row the items don't span,
-  how close its nearest items are, and on which side of the two means it lies. If none of the three
-  separates the rows from items, they are items, or of a kind that can't be distinguished from
-  items. Queries, if there are any, settle which.
+  how close its nearest items are, and on which side of the two means it lies. If no score separates
+  the rows from items, they are items or can't be distinguished from items. If there are queries,
+  these decide.
 - Past queries from another source than the queries (`mismatch_z`).
 
 Figures: `benchmarks/mismatch.py`.
@@ -33,7 +33,7 @@ MISMATCH_Z = 3.0
 MISMATCH_WARNING_Z = 4.0
 # Above this, references that look like items differ from the queries.
 QUERIES_Z = 4.0
-# Fewer past queries say nothing about hubs or about themselves.
+# With fewer past queries, neither hubs nor matches can be measured.
 FEW_QUERIES = 16
 
 # How the warning of `warn_of_items` starts if there are no queries to settle it.
@@ -46,7 +46,7 @@ _CONE, _FEWEST, _MANY = 0.4, 64, 250
 _IN_CONE, _ELSEWHERE, _FEW_ELSEWHERE = 6.0, 4.0, 1.25
 _PART, _N_PARTS, _BLOCK = 512, 2, 16
 _N_NEAREST, _RIDGE = 10, 0.1
-_CLEAR = 12.0  # more samples would not change the answer
+_CLEAR = 12.0  # more samples wouldn't change the result
 _N_NEIGHBORS, _N_DRAWS = 3, 8
 # Larger samples hold several captions of one image, which are each other's nearest neighbors.
 _LARGEST_DRAW, _SMALLEST_DRAW = 64, 4
@@ -121,7 +121,7 @@ def check_inputs(
 
 @one_blas_thread()  # threads would wait for each other longer than they multiply
 def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | None:
-    """How far each of the three scores is from telling nothing, and the variances of that."""
+    """How far each of the three scores is from chance, with variances."""
     rng = np.random.default_rng(0)
     some, blocks = _sample(rows, _PART, rng)
     known, known_blocks = _sample(items, _N_PARTS * _PART, rng)
@@ -164,7 +164,7 @@ def warn_of_items(
 ) -> bool:
     """Warn if references are items, and return whether they are.
 
-    They are if they can't be distinguished from items, and the queries, if there are any, can be.
+    They are items if they can't be distinguished from items and the queries, if any, can be.
     """
     n_rows = min(len(references), len(gallery))
     if n_rows < (_FEWEST if queries is None else FEW_QUERIES):
@@ -231,7 +231,7 @@ def _above(
 
 
 def mismatch_z(references: Embeddings, recent: Embeddings, *, seed: int = 0) -> float:
-    """How many standard errors past and recent queries are from mixing as one source does."""
+    """Return how many standard errors past and recent queries are from one source."""
     check_same_dim(references, recent)
     rng = np.random.default_rng(seed)
     found = []
@@ -251,7 +251,7 @@ def mismatch_z(references: Embeddings, recent: Embeddings, *, seed: int = 0) -> 
 
 
 def warn_of_mismatch(references: Embeddings, queries: Embeddings, gallery: Embeddings) -> None:
-    """Warn if references are items or don't mix with the queries, of which none belong together."""
+    """Warn if references are items, or come from another source than the queries."""
     if references.fingerprint == gallery.fingerprint:
         return
     if warn_of_items(references, gallery, queries):

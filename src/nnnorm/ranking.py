@@ -1,4 +1,4 @@
-"""`search` and its `Ranking`: queries × gallery, streamed, less the bias, exactly.
+"""`search` and its `Ranking`: exact corrected search in blocks.
 
 Gates (QBNorm, DualDIS) are decided here, per query, on the raw scores.
 """
@@ -33,7 +33,7 @@ from nnnorm.tables import check_ids
 
 # The ratio of the middle norms of queries and references from which on a search warns.
 _SCALES_APART = 2
-# Confidence is the best score less this share of the mean of so many best scores. From
+# Confidence is the best score minus this share of the mean of this many best scores. From
 # 0.75 to 0.9 the mean AUROC of 11 sets hardly differs; CLIP prefers the lower end.
 N_COMPARED = 10
 _MEAN_SHARE = 0.8
@@ -47,10 +47,10 @@ class GivesBias(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """The best items of every query, best first; equal scores in the order of their indices.
+    """The best items of each query, best first. Ties are in the order of their indices.
 
-    Rows that are alike may get scores that differ in the last bit: BLAS adds up the products of
-    different parts of a matrix in different orders. Their order is then that of those bits.
+    Scores of equal rows may differ in the last bit, because BLAS adds up products in different
+    orders. Such bits decide their order.
 
     Attributes
     ----------
@@ -59,16 +59,16 @@ class Ranking:
     indices : ndarray, shape (n_queries, k), int64
         Gallery rows.
     ids : ndarray, shape (n_queries, k), or None
-        The items' own ids, if they were given or came with the gallery.
+        The ids of the items, if you passed them or the gallery has them.
     confidence : ndarray, shape (n_queries,), float32, or None
-        How likely the first hit is right, as a number to compare queries by: the best score minus
-        0.8 times the mean of the 10 best, or of all if there are fewer. None if the file of this
-        ranking has none.
+        A number to compare how likely first hits are right: the best score minus 0.8 times the mean
+        of the 10 best, or of all if there are fewer. None if it was loaded from a file without
+        confidence.
     parents : ndarray, shape (n_queries, k), or None
-        The document of each hit, if the items are chunks of documents; then `indices` and `ids` are
-        those of its best chunk.
+        The document of each hit, if the items are chunks of documents. In that case, `indices` and
+        `ids` are those of its best chunk.
 
-    Places without an item have the score −inf, the index −1, and the id or parent −1 or "".
+    Missing hits have the score −inf, the index −1, and the id or parent −1 or "".
     """
 
     scores: FloatArray
@@ -91,7 +91,7 @@ class Ranking:
         return f"Ranking({len(self):,} queries, k={self.indices.shape[1]}{with_ids})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a `.npz` file with the arrays that there are, whole or not at all.
+        """Write a `.npz` file, completely or not at all.
 
         Examples
         --------
@@ -102,12 +102,9 @@ class Ranking:
         >>> Ranking.load(path).indices.tolist()
         [[0], [1]]
         """
-        if Path(path).suffix != ".npz":  # what the name says is what is in the file
+        if Path(path).suffix != ".npz":  # the suffix must match the content
             raise NNNormError(f"a ranking is saved as .npz; got {path}: choose another suffix")
-        arrays: dict[str, npt.NDArray[Any]] = {"scores": self.scores, "indices": self.indices}
-        for name in ("ids", "confidence", "parents"):
-            if (array := getattr(self, name)) is not None:
-                arrays[name] = array
+        arrays = {name: array for name, array in vars(self).items() if array is not None}
         write_whole(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
 
     @classmethod
@@ -124,21 +121,17 @@ class Ranking:
             raise NNNormError(f"there is no ranking file {path}; make one with: nnnorm search -o")
         try:
             arrays = read_npz(path)
-            scores, indices = arrays["scores"], arrays["indices"]
-            if scores.ndim != 2 or scores.shape != indices.shape:
-                raise ValueError(f"scores {scores.shape} and indices {indices.shape}")
-            for name in ("ids", "parents"):
-                if name in arrays and arrays[name].shape != indices.shape:
-                    raise ValueError(f"{name} {arrays[name].shape} and indices {indices.shape}")
-            confidence = arrays.get("confidence")
-            if confidence is not None and (
-                confidence.shape != indices.shape[:1] or confidence.dtype.kind != "f"
-            ):
-                raise ValueError(f"confidence {confidence.dtype} of shape {confidence.shape}")
-            return cls(scores, indices, arrays.get("ids"), confidence, arrays.get("parents"))
+            names = [name for name in cls.__dataclass_fields__ if name in arrays]
+            found = cls(**{name: arrays[name] for name in names})
+            shape = found.indices.shape
+            for name, array in vars(found).items():
+                expected = shape[:1] if name == "confidence" else shape
+                if array is not None and (array.shape != expected or len(shape) != 2):
+                    raise ValueError(f"{name} {array.shape} and indices {shape}")
+            return found
         except NNNormError:
             raise
-        except Exception as error:  # numpy, zipfile and zlib each raise their own kind here
+        except Exception as error:  # numpy, zipfile and zlib raise their own errors
             raise unreadable(path, "a ranking", error) from error
 
 
@@ -162,27 +155,27 @@ def search(
     ----------
     queries : array or path, shape (n_queries, dim)
     gallery : array or path, shape (n_gallery, dim)
-        Open it once with `open_embeddings` when you search often.
+        If you search often, open it once with `open_embeddings`.
     bias : Bias or Corrector, optional
-        A bias that was fitted on this gallery, or a corrector, which gives one to any gallery.
-        Without either the search is uncorrected.
+        A bias that was fitted on this gallery, or a corrector, which computes one for any gallery.
+        Without it, the search is uncorrected.
     k : int
-        How many items come back, at most n_gallery.
+        Number of items to return, at most n_gallery.
     weight : float, optional
-        Instead of the bias's own weight; 0 is the uncorrected search.
+        Replaces the weight of the bias; 0 is the uncorrected search.
     min_confidence : float, optional
-        Queries whose confidence is lower get no hits: the index −1 and the score −inf.
+        Queries with a lower confidence get no hits: the index −1 and the score −inf.
     ids : array of int or str, shape (n_gallery,), optional
-        What the items are called, for `Ranking.ids`; by default the ids that came with the gallery
-        (a parquet's column `id`).
+        Ids of the items, for `Ranking.ids`; by default those of the gallery (such as a parquet
+        file's column `id`).
     parents : array of int or str, shape (n_gallery,), optional
-        The document of each item, if items are chunks: the k best documents come back, each once,
-        by its best chunk; see `Ranking.parents`.
+        The document of each item, if items are chunks. The k best documents are returned, ranked by
+        their best chunk; see `Ranking.parents`.
     normalize : bool, optional
-        True divides every row by its norm (cosine), False says that raw inner products are meant.
-        By default rows are taken as they are, with a warning where their norms differ.
+        True divides every row by its norm (cosine). False uses raw inner products, and so does
+        None, with a warning if norms differ.
     memory_budget : int
-        Bytes to use beyond the inputs and the answer.
+        Bytes to use beyond the inputs and the result.
     progress : callable, optional
         Called with ``(done, total)``.
 
@@ -190,8 +183,8 @@ def search(
     -------
     Ranking
         ``scores`` and ``indices``, both ``(n_queries, k)``, and ``confidence``, ``(n_queries,)``.
-        Items that are duplicates of each other may differ in the last bit of their scores, see
-        `Ranking`. Confidence compares queries only if their norms are alike.
+        Scores of equal items may differ in the last bit; see `Ranking`. Compare the confidence of
+        queries only if their norms are equal.
 
     Examples
     --------
@@ -350,15 +343,13 @@ def _correct(raw: FloatArray, bias: Bias, weight: float) -> FloatArray:
 
 
 def warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None:
-    """Warn if the bias is on another scale than the scores of these queries."""
+    """Warn if the bias has another scale than the scores of these queries."""
     if bias is None or bias.reference_norms is None or weight == 0 or not bias.values.any():
         return
     (low, high), (least, most) = sorted([bias.reference_norms, queries.norm_range])
     if high < least and least + most > _SCALES_APART * (low + high):
-        of_queries, of_references = (
-            f"{first:.3g} to {last:.3g}"
-            for first, last in (queries.norm_range, bias.reference_norms)
-        )
+        of_queries = "{:.3g} to {:.3g}".format(*queries.norm_range)
+        of_references = "{:.3g} to {:.3g}".format(*bias.reference_norms)
         warn(
             f"{queries.name} has norms {of_queries}, but the bias was fitted with references of "
             f"norms {of_references}, so the correction and the scores have different scales; "
@@ -402,7 +393,7 @@ def _open(
 
 
 class Reranked(NamedTuple):
-    """What `rerank` returns."""
+    """The result of `rerank`."""
 
     ids: npt.NDArray[Any]
     scores: FloatArray
@@ -421,7 +412,7 @@ def rerank(
 ) -> Reranked:
     """Re-rank hits that an engine found by raw score.
 
-    Fetch several times k hits, and look up their bias by id.
+    Fetch several times k hits, and look up their biases by id.
 
     Parameters
     ----------
@@ -440,9 +431,9 @@ def rerank(
     Returns
     -------
     Reranked
-        Ids and scores, best first, shape ``(n_queries, k)``; ``certain``, whether no other item
-        belongs there; and ``confidence`` as in `Ranking`, of the hits that were fetched: fetch 10
-        or more. Both have shape ``(n_queries,)``.
+        Ids and scores, best first, shape ``(n_queries, k)``. ``certain`` is True if no other item
+        can be among them. ``confidence`` is that of `Ranking`, from the fetched hits: fetch 10 or
+        more. Both have shape ``(n_queries,)``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Scores in blocks, and reductions over a score matrix that is never held whole.
+"""Scores in blocks, and reductions over a score matrix that is never in memory as a whole.
 
                       columns (references, or the gallery in a search)
                     ┌─────────┬─────────┬─────────┐
@@ -98,9 +98,7 @@ class Products:
         """Return the mean of every row, without the offset: one pass over each side."""
         total = sum(block.sum(axis=0, dtype=np.float64) for _, block in self.columns.blocks())
         center = np.asarray(total / self.shape[1])
-        return np.concatenate(
-            [(block @ center).astype(np.float32) for _, block in self.rows.blocks()]
-        )
+        return np.concatenate([(block @ center).astype("f4") for _, block in self.rows.blocks()])
 
     def centered(self, center: FloatArray | None) -> "Products":
         """Return the products of the rows less `center`, shape ``(dim,)``, or less their mean."""
@@ -109,16 +107,12 @@ class Products:
 
 
 class Matrix:
-    """Ready scores less an offset per column, from any scorer: shape ``(n_rows, n_columns)``."""
+    """Existing scores minus an offset per column, shape ``(n_rows, n_columns)``."""
 
     column_bytes = 0
 
     def __init__(
-        self,
-        scores: ScoreMatrix,
-        *,
-        is_transposed: bool = False,
-        offset: FloatArray | None = None,
+        self, scores: ScoreMatrix, *, is_transposed: bool = False, offset: FloatArray | None = None
     ) -> None:
         self.matrix, self.offset = scores, offset
         self._is_transposed = is_transposed
@@ -153,19 +147,13 @@ class Matrix:
 
     def mean(self) -> FloatArray:
         """Return the mean of every row as given, without the offset."""
-        return np.concatenate(
-            [
-                block.mean(axis=1, dtype=np.float64).astype(np.float32)
-                for _, block in self.matrix.blocks()
-            ]
-        )
+        means = [block.mean(axis=1, dtype=np.float64) for _, block in self.matrix.blocks()]
+        return np.concatenate(means).astype(np.float32)
 
     def centered(self, center: FloatArray | None) -> "Matrix":
         """Return the scores less `center`, one number per column, or less the columns' means."""
         if center is None:
-            total = np.zeros(self.shape[1])
-            for _, block in self.matrix.blocks():
-                total += block.sum(axis=0, dtype=np.float64)
+            total = sum(block.sum(axis=0, dtype=np.float64) for _, block in self.matrix.blocks())
             center = np.asarray(total / self.shape[0], dtype=np.float32)
         return Matrix(self.matrix, offset=center)
 
@@ -202,14 +190,11 @@ class Sample(NamedTuple):
     seconds: float
 
 
-def top_k(
-    scores: Scores,
-    k: int,
-    *,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    progress: Progress | None = None,
-) -> TopK:
-    """Find the k best columns of every row exactly; ties go to the lower column."""
+def top_k(scores: Scores, k: int, **options: Any) -> TopK:
+    """Find the k best columns of every row exactly; ties go to the lower column.
+
+    Options are `memory_budget` and `progress`, here and below.
+    """
     n_rows = scores.shape[0]
     found = TopK(np.empty((n_rows, k), np.float32), np.empty((n_rows, k), np.int64))
     # Per score: the partitioned copy and the mask. Per row: 3k candidates with their sort keys.
@@ -218,21 +203,14 @@ def top_k(
         partial(KeepBest, k=k),
         bytes_per_score=5,
         bytes_per_row=64 * (3 * k + 64),
-        memory_budget=memory_budget,
-        progress=progress,
         narrowest=k,
+        **options,
     ):
         found.scores[start:stop], found.indices[start:stop] = best
     return found
 
 
-def top_means(
-    scores: Scores,
-    k: int,
-    *,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    progress: Progress | None = None,
-) -> FloatArray:
+def top_means(scores: Scores, k: int, **options: Any) -> FloatArray:
     """Compute the mean of the k best values of every row: ``m_k``, shape ``(n_rows,)``."""
     # Per score: the first block is partitioned in a copy; the mask.
     means = np.empty(scores.shape[0], dtype=np.float32)
@@ -241,9 +219,8 @@ def top_means(
         partial(KeepBestValues, k=k),
         bytes_per_score=5,
         bytes_per_row=4 * (10 * k + 128),
-        memory_budget=memory_budget,
-        progress=progress,
         narrowest=k,
+        **options,
     ):
         means[start:stop] = best.mean(axis=1, dtype=np.float64)
     return means
@@ -317,7 +294,7 @@ class KeepBest:
 
     def __init__(self, n_rows: int, k: int) -> None:
         self._values = np.full((n_rows, k), -np.inf, dtype=np.float32)
-        # Places that are not filled yet stand behind all columns.
+        # Empty places are after all columns.
         self._columns = np.full((n_rows, k), np.iinfo(np.int64).max)
 
     def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
@@ -372,19 +349,15 @@ def reduce_rows(
     *,
     bytes_per_score: int,
     bytes_per_row: int,
-    memory_budget: int,
-    progress: Progress | None = None,
     narrowest: int = 1,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[int, int, Any]]:
     """Visit all scores once, strip by strip, and yield ``(start, stop, result)`` in row order.
 
     A block has at least `narrowest` columns if memory allows: the k of a reducer of the k best.
     """
     n_rows, n_columns = scores.shape
-    if not 1 <= narrowest <= n_columns:
-        raise NNNormError(
-            f"k must be between 1 and the {n_columns} columns there are; got {narrowest}"
-        )
     if memory_budget < _SMALLEST_BUDGET:
         raise NNNormError(
             f"memory_budget must be at least {_SMALLEST_BUDGET} bytes (1 MB); got {memory_budget}"
@@ -463,10 +436,7 @@ def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
 
 
 def strips_in_order(
-    work: Callable[[int, int], Any],
-    n_rows: int,
-    n_strip: int,
-    stop: threading.Event | None = None,
+    work: Callable[[int, int], Any], n_rows: int, n_strip: int, stop: threading.Event | None = None
 ) -> Iterator[tuple[int, int, Any]]:
     """Compute strips of rows on all threads, and yield ``(start, stop, work(start, stop))``.
 
@@ -540,7 +510,7 @@ def _blas() -> Any:
 
 
 def _reset() -> None:
-    """Reset a forked child, which inherits limits without owners."""
+    """Reset a forked child process, which inherits limits that nobody releases."""
     _Limit.lock, _Limit.holders = threading.Lock(), 0
 
 

@@ -40,12 +40,7 @@ _CACHED_COLUMNS = 2**13
 
 
 def scan(
-    scores: Scores,
-    *,
-    k: int,
-    betas: Sequence[float] = (),
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    progress: Progress | None = None,
+    scores: Scores, *, k: int, betas: Sequence[float] = (), **options: Any
 ) -> Iterator[tuple[int, int, tuple[FloatArray, Doubles]]]:
     """Yield ``(start, stop, (best, logs))`` of strips of rows, from one product.
 
@@ -58,9 +53,8 @@ def scan(
         partial(KeepBestAndLogs, k=k, betas=betas),
         bytes_per_score=(5 if k else 1) + (len(betas) > 0),
         bytes_per_row=needs,
-        memory_budget=memory_budget,
-        progress=progress,
         narrowest=k if k or not betas else 1,
+        **options,
     )
 
 

@@ -7,19 +7,17 @@
     auto          exact if that takes less than about 30 seconds, otherwise approximate if its
                   measured error is at most 0.15, otherwise exact with a warning
 
-`auto` computes the exact means of a sample of items first and extrapolates their processor time, so
-the decision holds on any machine and doesn't depend on what else it is doing. The parameters of a
-bias say which solver ran; of approximate means also the quality and the error, which is measured on
-the sample, with a margin (`approximate.py`).
+`auto` first computes the exact means of a sample of items and extrapolates their processor time, so
+the decision doesn't depend on the machine or its load. The parameters of a bias have the solver
+that ran and, for approximate means, the quality and the error. The error is measured on the sample,
+with a margin (`approximate.py`).
 """
 
 import math
-import sys
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.approximate import (
     ListModel,
@@ -29,6 +27,7 @@ from nnnorm.approximate import (
     learn_lists,
     sample_means,
 )
+from nnnorm.embeddings import FloatArray
 from nnnorm.errors import NNNormError, check_count, require, warn
 from nnnorm.files import Progress
 from nnnorm.scoring import (
@@ -40,7 +39,6 @@ from nnnorm.scoring import (
     top_means,
 )
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Solver = Literal["auto", "exact", "torch", "cuda", "mps", "approximate"]
 SOLVER_NAMES: tuple[str, ...] = get_args(Solver)
 # A sample of items with known means is left out of exact work if it is this share of the gallery.
@@ -55,7 +53,7 @@ _LIST_SCORE = 2.0
 
 
 def check_solver(solver: str, quality: int | None) -> None:
-    """Raise `NNNormError` for an unknown solver, or a quality that the solver does not have."""
+    """Raise an error for an unknown solver, or a quality that the solver doesn't have."""
     if solver not in SOLVER_NAMES:
         raise NNNormError(f"solver must be one of {', '.join(SOLVER_NAMES)}; got {solver!r}")
     if quality is not None and solver != "approximate":
@@ -76,73 +74,36 @@ def compute_means(
     clock: Callable[[], float] = processor_time,
 ) -> tuple[FloatArray, dict[str, Any]]:
     """Compute m_k of every row; `sample` are rows whose means are known."""
-    check_solver(solver, quality)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    if not isinstance(scores, Products):
-        if solver not in ("auto", "exact"):
-            raise NNNormError(
-                f"solver {solver} multiplies embeddings itself; ready scores need solver exact"
-            )
-        return top_means(scores, k, **options), {"solver": "exact"}
-    if solver == "auto":
-        return _auto_means(scores, k, sample, clock, **options)
-    if solver == "approximate":
-        quality = choose_quality(scores.shape[0]) if quality is None else quality
-        if is_worth_lists(*scores.shape, k, quality):
-            sample = sample or sample_means(scores, k, memory_budget=memory_budget)
-            model = learn_lists(scores, k, quality, sample, memory_budget=memory_budget)
-            if model is not None:
-                return model.means(scores, **options)
-    elif solver != "exact":
-        return _torch_means(scores, k, solver, **options), {"solver": solver}
-    return _exact_means(scores, k, sample, **options)
-
-
-def _exact_means(
-    scores: Products, k: int, sample: Sample | None, **options: Any
-) -> tuple[FloatArray, dict[str, Any]]:
-    n_items, about = scores.shape[0], {"solver": "exact"}
+    n_items = scores.shape[0]
+    if isinstance(scores, Products) and solver != "exact":
+        budget, model = memory_budget, None
+        if solver == "auto" and n_items * scores.shape[1] * scores.rows.dim > _QUICK:
+            sample = sample or sample_means(scores, k, memory_budget=budget, clock=clock)
+            model = _choose_model(scores, k, sample, budget)
+        elif solver == "approximate":
+            quality = quality or choose_quality(n_items)
+            if is_worth_lists(*scores.shape, k, quality):
+                sample = sample or sample_means(scores, k, memory_budget=budget)
+                model = learn_lists(scores, k, quality, sample, memory_budget=budget)
+        elif solver != "auto":
+            return _torch_means(scores, k, solver, **options), {"solver": solver}
+        if model is not None:
+            return model.means(scores, **options)
     if sample is None or not _LARGE_SAMPLE * n_items < len(sample.rows) < n_items:
-        return top_means(scores, k, **options), about
+        return top_means(scores, k, **options), {"solver": "exact"}
     others = np.delete(np.arange(n_items), sample.rows)
     means = np.empty(n_items, dtype=np.float32)
     means[sample.rows] = sample.exact
     means[others] = top_means(scores.some_rows(others), k, **options)
-    return means, about
+    return means, {"solver": "exact"}
 
 
-# --- auto --------------------------------------------------------------------------------------
-
-
-def _auto_means(
-    scores: Products, k: int, sample: Sample | None, clock: Callable[[], float], **options: Any
-) -> tuple[FloatArray, dict[str, Any]]:
-    n_items, n_references = scores.shape
-    if n_items * n_references * scores.rows.dim <= _QUICK:
-        return _exact_means(scores, k, sample, **options)
-    budget = options["memory_budget"]
-    sample = sample or sample_means(scores, k, memory_budget=budget, clock=clock)
-    seconds = sample.seconds * n_items / len(sample.rows)
-    if seconds > _LONG:
-        model, least_error = _find_model(scores, k, sample, budget)
-        if model is not None:
-            return model.means(scores, **options)
-        announced = f"exact means will take about {_duration(seconds)}"
-        if math.isfinite(least_error):
-            announced += (
-                f"; approximate means would be off by {least_error:.0%} of their standard "
-                f"deviation ({_LARGEST_ERROR:.0%} is accepted). To use them all the same, pass "
-                "solver='approximate' (--solver approximate)"
-            )
-        warn(announced)
-        options["progress"] = options["progress"] or _make_bar()
-    return _exact_means(scores, k, sample, **options)
-
-
-def _find_model(
-    scores: Products, k: int, sample: Sample, memory_budget: int
-) -> tuple[ListModel | None, float]:
-    """Find the least quality with a small error that still saves time; also the least error."""
+def _choose_model(scores: Products, k: int, sample: Sample, memory_budget: int) -> ListModel | None:
+    """Find the least quality with a small error that saves time, if exact means are slow."""
+    seconds = sample.seconds * scores.shape[0] / len(sample.rows)
+    if seconds <= _LONG:
+        return None
     n_scores = scores.shape[0] * scores.shape[1]
     quality, least_error, spent = choose_quality(scores.shape[0]), math.inf, 0.0
     while is_worth_lists(*scores.shape, k, quality):
@@ -152,31 +113,21 @@ def _find_model(
             break
         model = learn_lists(scores, k, quality, sample, memory_budget=memory_budget)
         error = math.inf if model is None else model.error
-        least_error = min(least_error, error)
         if error <= _LARGEST_ERROR:
-            return model, error
+            return model
+        least_error = min(least_error, error)
         # At best, the error falls as fast as the quality rises.
         excess = 1.0 if model is None else error / _LARGEST_ERROR
         quality = 2 ** max(quality.bit_length(), math.ceil(math.log2(quality * excess)))
-    return None, least_error
-
-
-def _make_bar() -> Progress | None:
-    """A percentage on stderr while that is a terminal, for long work without `progress`."""
-    if not sys.stderr.isatty():
-        return None
-    shown = -1
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown
-        percent = 100 * done // total
-        if percent > shown:
-            shown = percent
-            bar = "━" * (percent // 4)
-            end = "\n" if percent == 100 else ""
-            print(f"\rexact means {bar:25} {percent} %", end=end, file=sys.stderr, flush=True)
-
-    return show
+    message = f"exact means will take about {_duration(seconds)}"
+    if math.isfinite(least_error):
+        message += (
+            f"; approximate means would be off by {least_error:.0%} of their standard deviation "
+            f"({_LARGEST_ERROR:.0%} is accepted). To use them all the same, pass "
+            "solver='approximate' (--solver approximate)"
+        )
+    warn(message)
+    return None
 
 
 def _duration(seconds: float) -> str:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TextIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.arrays import Ids, check_columns, read_batches, read_cells
+from nnnorm.arrays import Ids, check_columns, read_batches, read_cells, read_npy
 from nnnorm.errors import NNNormError, first_line
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -84,14 +84,8 @@ def read_lines(path: PathLike) -> list[str]:
     return lines
 
 
-def read_jsonl(path: PathLike) -> list[dict[str, Any]]:
-    """Read a file with one JSON object per line."""
-    with _open_text(path) as file:
-        return [entry for _, entry in _objects(path, file)]
-
-
 def read_json(path: PathLike, what: str) -> Any:
-    """Read a JSON file, or raise an error that says why it can't be read."""
+    """Read a JSON file, or raise an error with the reason."""
     if not os.path.isfile(path):
         raise NNNormError(f"there is no file {path}; expected {what}")
     try:
@@ -101,6 +95,17 @@ def read_json(path: PathLike, what: str) -> Any:
             f"{path} can't be read as JSON ({first_line(error)}); expected {what}. "
             "Is it truncated, or another kind of file?"
         ) from error
+
+
+def read_objects(path: PathLike) -> list[dict[str, Any]]:
+    """Read a JSON list of objects, or a .jsonl file with one per line."""
+    if Path(path).suffix.lower() == ".jsonl":
+        with _open_text(path) as file:
+            return [entry for _, entry in _objects(path, file)]
+    entries = read_json(path, "a list of objects")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise NNNormError(f"{path} must hold one JSON object per item")
+    return entries
 
 
 def _read(path: PathLike, choose: _Choose, needed: Sequence[str] | None) -> dict[str, list[str]]:
@@ -212,8 +217,33 @@ def _open_text(path: PathLike) -> Iterator[TextIO]:
         ) from error
 
 
+def read_ids(path: Path | None, what: str = "ids") -> Any:
+    """Read ids, labels or clicks from a .npy file, a JSON list, or a text with one per line."""
+    if path is None:
+        return None
+    expected = f"a .npy file, a .json list, or text with one of the {what} per line"
+    if not path.is_file():
+        raise NNNormError(f"there is no file of {what} {path}; expected {expected}")
+    if path.suffix == ".json":
+        ids = read_json(path, f"a list of {what}")
+        if not isinstance(ids, list) or any(isinstance(one, (dict, list)) for one in ids):
+            raise NNNormError(f"{path} must hold a list of {what}, without lists or objects in it")
+        return ids
+    try:
+        if path.suffix != ".npy":
+            return path.read_text(encoding="utf-8-sig").splitlines()
+        array = read_npy(path)
+    except (ValueError, OSError) as error:
+        raise NNNormError(
+            f"{path} can't be read as {what} ({first_line(error)}); expected {expected}"
+        ) from error
+    if array.ndim != 1:
+        raise NNNormError(f"{what} must be one-dimensional; {path} has the shape {array.shape}")
+    return array
+
+
 def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
-    """Return ids as an array of int64 or str, or raise unless there is a different one per item."""
+    """Return ids as an array of int64 or str, or raise an error unless each item has its own."""
     checked = check_names(ids, n_items, "ids", name)
     kinds, counts = np.unique(checked, return_counts=True)
     if len(kinds) != n_items:
@@ -227,8 +257,8 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
 
 
 def check_names(ids: Any, n_items: int, what: str, name: str) -> Ids:
-    """Return ids or parents as an array of int64 or str, or raise unless there is one per item."""
-    # An object array keeps the values apart that numpy would turn into strings: ["a", 1].
+    """Return one id or parent per item as an array of int64 or str, or raise an error."""
+    # An object array keeps values that numpy would convert to strings: ["a", 1].
     array = ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=object)
     if array.shape != (n_items,):
         raise NNNormError(

@@ -42,7 +42,7 @@ def gallery(tmp_path):
 @pytest.mark.parametrize("text", ["null", "{}", "7", '"x"'])
 def test_a_truth_that_is_no_list_is_refused(tmp_path, gallery, text):
     (tmp_path / "truth.json").write_text(text)
-    with pytest.raises(NNNormError, match="not a list"):
+    with pytest.raises(NNNormError, match="must hold a list per query"):
         read_truth(tmp_path / "truth.json")
     options = ["--gallery", gallery, "--queries", gallery, "--truth", tmp_path / "truth.json"]
     assert run("evaluate", *options).exit_code != 0
@@ -204,7 +204,7 @@ def test_damaged_archives_get_one_sentence(tmp_path, gallery, name, n_bytes):
         path.write_bytes(damaged)
         run("info", path)
         if name == "truth.npy":
-            with pytest.raises(NNNormError, match="can't be read as a truth"):
+            with pytest.raises(NNNormError, match="can't be read as a"):
                 read_truth(path)
 
 
@@ -311,7 +311,7 @@ def test_saved_pairs_with_a_wrong_type_inside_get_one_sentence(tmp_path, key, wr
 
 
 def test_sinkhorn_has_a_bound_on_its_iterations():
-    with pytest.raises(NNNormError, match="at most"):
+    with pytest.raises(NNNormError, match="from 1 to 10000"):
         nnnorm.Sinkhorn(iterations=10**12)
 
 

@@ -175,13 +175,13 @@ def test_ids_that_cannot_be_read_are_one_sentence(problem, tmp_path):
 def test_a_wrong_truth_is_one_sentence(problem, command):
     np.save("truth.npy", np.full(120, 40))
     more = [] if command == "evaluate" else BANK
-    words = "truth names item 40, but there are 40 items (0 to 39)"
+    words = "truth names item 40, but there are 40 (0 to 39)"
     assert_fails(run(command, *FILES, *more), words)
 
 
 def test_a_truth_file_that_is_none_is_named(problem, tmp_path):
     (tmp_path / "truth.npy").write_text("nothing")
-    assert_fails(run("evaluate", *FILES), "truth.npy can't be read as a truth")
+    assert_fails(run("evaluate", *FILES), "truth.npy can't be read as a .npy")
     (tmp_path / "truth.npy").unlink()
     assert_fails(run("evaluate", *FILES), "there is no truth file truth.npy")
 

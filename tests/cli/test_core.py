@@ -504,7 +504,7 @@ def test_without_a_terminal_there_is_no_bar(files):
 
 def test_ids_that_are_a_matrix_are_one_sentence(files):
     np.save("matrix.npy", np.zeros((23, 2), dtype=np.int64))
-    words = "(ids must be one-dimensional; got shape (23, 2)); expected .npy"
+    words = "ids must be one-dimensional; matrix.npy has the shape (23, 2)"
     assert_fails(search("--ids", "matrix.npy"), words)
 
 

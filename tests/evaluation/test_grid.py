@@ -139,8 +139,8 @@ def test_arrays_may_be_axes_and_become_plain_numbers(small):
         ("nnn", {"reference_k": [], "alpha": [0.5]}, "dict of parameters to lists"),
         ("none", {"alpha": [1]}, "method none takes no parameters; got alpha"),
         ("nnn", {"k": [1]}, "method nnn takes reference_k, alpha, center; got k"),
-        ("nnn", {"reference_k": [1]}, "nnn needs numbers for both reference_k and alpha"),
-        ("nnn", {"reference_k": ["auto"], "alpha": [0.5]}, "needs numbers for both .* not auto"),
+        ("nnn", {"reference_k": [1]}, "nnn needs numbers for reference_k and alpha"),
+        ("nnn", {"reference_k": ["auto"], "alpha": [0.5]}, "needs numbers for .* not auto"),
         ("nnn", {"reference_k": [1], "alpha": [np.nan]}, "alpha must be a number .* got nan"),
         ("nnn", {"reference_k": 4, "alpha": [1]}, "lists of values, or .*; got {.reference_k.: 4"),
         ("dualdis", {"beta_query": [1], "beta_gallery": [1], "gate": "paper"},
@@ -150,7 +150,7 @@ def test_arrays_may_be_axes_and_become_plain_numbers(small):
         ("sinkhorn", [{"tau": [0.1]}, {"iterations": [2]}],
          "the grid of sinkhorn must be .* with the same parameters"),
         ("dualdis", {"beta_query": [1.0], "beta_gallery": [1.0], "gate": ["safe"]},
-         "dualdis can be tuned in its published form only; leave out gate 'safe'"),
+         "dualdis is tuned in its published form only; leave out gate 'safe'"),
     ],
 )  # fmt: skip
 def test_a_wrong_grid_is_refused_before_any_bank_is_read(small, monkeypatch, method, grid, words):

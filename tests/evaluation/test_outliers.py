@@ -258,8 +258,8 @@ def test_the_table_counts_verdicts_and_says_when_the_budget_is_used_up():
         (lambda g, b, c: nnnorm.scan(g[:, :32], b), "must share dim"),
         (lambda g, b, c: screen(c, g[:0]), "items is empty"),
         (lambda g, b, c: nnnorm.scan(g, b * (np.arange(len(b)) > 0)[:, None]), "row 0 is all zero"),
-        (lambda g, b, c: nnnorm.scan(g[:3], b), "gallery has 3 rows; 8 or more"),
-        (lambda g, b, c: nnnorm.scan(g, b[:2]), "references has 2 rows; 8 or more"),
+        (lambda g, b, c: nnnorm.scan(g[:3], b), "scan needs 8 rows of gallery; got 3"),
+        (lambda g, b, c: nnnorm.scan(g, b[:2]), "scan needs 8 rows of references; got 2"),
         (lambda g, b, c: nnnorm.scan(g, b, ids=[1] * 50), "ids of gallery must be unique"),
         (lambda g, b, c: nnnorm.scan(g, corrector=7), "corrector must be a Corrector"),
         (

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnnorm import NNNormWarning, compare, open_embeddings, tune
+from nnnorm import NNNormWarning, compare, tune
 from nnnorm.evaluation import Task, diagnose
-from nnnorm.evaluation.metrics import count_overlap, open_truth
+from nnnorm.evaluation.metrics import open_truth
 from nnnorm.evaluation.results import split_folds
 
 
@@ -32,21 +32,6 @@ def test_queries_of_one_item_share_their_fold_and_folds_are_of_one_size(items, s
 
 
 # --- references that are among the queries -------------------------------------------------------
-
-
-@given(
-    n_common=st.integers(0, 20),
-    n_own=st.integers(0, 20),
-    seed=st.integers(0, 99),
-    dtype=st.sampled_from([np.float32, np.float64]),
-)
-def test_overlap_counts_the_references_that_are_among_the_queries(n_common, n_own, seed, dtype):
-    rng = np.random.default_rng(seed)
-    queries = rng.normal(size=(20, 4)).astype(np.float32)
-    own = rng.normal(size=(n_own + 1, 4)).astype(np.float32)
-    references = rng.permutation(np.vstack([queries[:n_common], own]))
-    opened = (open_embeddings(rows) for rows in (references.astype(dtype), queries))
-    assert count_overlap(*opened) == n_common
 
 
 def _with_overlap():

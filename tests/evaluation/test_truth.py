@@ -54,9 +54,9 @@ def test_lists_of_the_right_items_of_each_query(lists):
 def test_an_opened_truth_is_opened_again_and_checked_anew():
     truth = opened([4, 0, 4])
     assert as_lists(opened(truth)) == as_lists(truth)
-    with pytest.raises(NNNormError, match="truth names item 4, but there are 4 items"):
+    with pytest.raises(NNNormError, match="truth names item 4, but there are 4"):
         opened(truth, n_gallery=4)
-    with pytest.raises(NNNormError, match="truth names query 2, but there are 2 queries"):
+    with pytest.raises(NNNormError, match="truth names query 2, but there are 2"):
         opened(truth, n_queries=2)
     with pytest.raises(NNNormError, match="query 3 has no right item"):
         opened(truth, n_queries=4)
@@ -84,11 +84,11 @@ def test_captions_of_one_image_are_one_cluster():
 
 TWICE = r"truth names the pair \(query 1, item 3\) twice \({} duplicated pairs\); remove the copies"
 ALONE = r"query {} has no right item \({} such queries\); name them, or leave"
-OUTSIDE = r"truth names item 5, but there are 5 items \(0 to 4\)$"
-NO_QUERY = r"truth names query {}, but there are 3 queries \(0 to 2\)$"
+OUTSIDE = r"truth names item 5, but there are 5 \(0 to 4\)$"
+NO_QUERY = r"truth names query {}, but there are 3 \(0 to 2\)$"
 WHOLE = "truth must hold whole numbers; got {}$"
-SHAPES = r"truth must have shape \(n_queries,\) or \(n_pairs, 2\), .* got shape \("
-FLAT = "truth must have one flat list of items per query; that of query 1 holds lists"
+SHAPES = r"truth must have shape \(3,\), one item per query, or \(n_pairs, 2\), .* got shape \("
+FLAT = "truth must have flat lists of items; query 1 has lists"
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ FLAT = "truth must have one flat list of items per query; that of query 1 holds 
         (np.zeros((3, 1), dtype=int), SHAPES + r"3, 1\)"),
         ([[0], [[1], [2, 3]], [3]], FLAT),
         ([[0], np.zeros((2, 2), int), [3]], FLAT),
-        ([0, 0], "truth must name one item per query; got 2 numbers for 3 queries"),
-        ([[0]] * 4, "truth must have one list per query; got 4 for 3 queries"),
+        ([0, 0], SHAPES + r"2,\)"),
+        ([[0]] * 4, "truth must have 3 lists, one per query; got 4"),
         (np.ones((3, 8)), r"float64 of shape \(3, 8\), which look like embeddings"),
     ],
 )

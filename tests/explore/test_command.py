@@ -237,7 +237,7 @@ def test_pictures_that_are_too_few_ask_for_a_column(files, tmp_path):
         ("--queries {0}/queries.npy", "explore needs a gallery"),
         ("--gallery {0}/gallery.npy", "explore needs queries"),
         ("--gallery {0}/gallery.npy --queries {0}/queries.npy", "explore needs past queries"),
-        ("--ids {0}/captions.txt", "--ids and --encoder need --gallery"),
+        ("--ids {0}/captions.txt", "explore needs a gallery"),
     ],
 )
 def test_missing_files_are_named(files, arguments, message, tmp_path):

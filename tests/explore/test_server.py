@@ -108,15 +108,6 @@ def test_a_websocket_and_long_headers_are_rejected_over_a_real_connection(sessio
         assert read_status(connect(port, f"X-Long: {'x' * 20_000}")) == 400
 
 
-def test_connections_without_a_whole_request_make_room_for_others(session, monkeypatch):
-    monkeypatch.setattr("nnnorm.explore.server._MOST_CONNECTIONS", 5)
-    with serving(session) as port:
-        half_open = [connect(port) for _ in range(20)]
-        assert read_status(connect(port, "")) == 200
-        for opened in half_open:
-            opened.close()
-
-
 def test_a_connection_without_a_whole_request_is_closed_after_a_while(session, monkeypatch):
     monkeypatch.setattr("nnnorm.explore.server._MOST_SECONDS", 0.1)
     with serving(session) as port, connect(port) as opened:
@@ -134,10 +125,10 @@ def test_nothing_can_be_written(client):
         ("search", "give one of query (a number), text, or item (a number)"),
         ("search?query=1000", "query must be from 0 to 999; got 1000"),
         ("search?item=200", "item must be from 0 to 199; got 200"),
-        ("search?query=x", "query must be a whole number from 0 to 2147483647; got 'x'"),
+        ("search?query=x", "query must be a whole number; got 'x'"),
         ("search?text=%20", "the query is empty; type a few words"),
         ("search?text=a+zebra", "knows"),
-        ("search?text=" + "a" * 501, "text must have at most 500 characters; got 501"),
+        ("search?text=" + "a" * 501, "text must be at most 500 characters; got"),
         ("search?query=0&k=101", "k must be a whole number from 1 to 100; got '101'"),
         ("search?query=0&alpha=nan", "alpha must be a number; got 'nan'"),
         ("search?query=0&method=magic", "method must be one of nnn, csls, dn, is, qbnorm"),
@@ -322,7 +313,7 @@ def test_lists_that_wait_for_the_scan_keep_no_other_request_waiting(session):
 def test_the_commands_of_a_setting_make_its_bias(client):
     found = client.get("/api/search?query=0&reference_k=16&alpha=0.5&center=true").json()
     fit, search = found["setting"]["commands"]
-    assert "--method nnn --reference-k 16 --alpha 0.5 --set center=true" in fit
+    assert "--references PAST.npy --reference-k 16 --alpha 0.5 --set center=true" in fit
     assert search.startswith("nnnorm search --gallery GALLERY.npy")
 
 

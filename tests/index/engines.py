@@ -54,49 +54,30 @@ _QDRANT = {"must": [{"key": "row", "range": {"lt": 20}}]}
 # Tables this small would never use their index: the planner may not scan them instead.
 _PLANNER = "&options=-c%20enable_seqscan%3Doff"
 
+_FOLDER = "{folder}/{name}?"
+_DATABASE = "{memory}/photos.db?table={name}"
+_COLLECTION = "{memory}/photos.db?collection={name}"
+
 CASES = [
     Case("faiss", "faiss:{folder}/{name}", slow=False, filter=_keep),
     Case("faiss in memory", "faiss:", filter=_keep),
-    Case("faiss hnsw", "faiss:{folder}/{name}?factory=HNSW32&ef=400", recall=0.99, filter=_keep),
-    Case(
-        "faiss ivf",
-        "faiss:{folder}/{name}?factory=IVF8,Flat&probes=8",
-        filter=list(map(str, range(20))),
-    ),
-    Case(
-        "faiss sq", "faiss:{folder}/{name}?factory=SQ8,RFlat", recall=0.99, filter='{"early": true}'
-    ),
-    Case(
-        "faiss pq",
-        "faiss:{folder}/{name}?factory=PQ15x4np,RFlat",
-        recall=0.6,
-        filter={"early": True},
-    ),
-    Case(
-        "hnswlib",
-        "hnswlib:{folder}/{name}?ef=400&threads=1",
-        recall=0.99,
-        slow=False,
-        filter={"early": True},
-    ),
-    Case(
-        "usearch", "usearch:{folder}/{name}?ef=400&threads=1", recall=0.99, slow=False, filter=_keep
-    ),
-    Case("sqlite", "sqlite:{memory}/photos.db?table={name}", slow=False),
-    Case("duckdb", "duckdb:{memory}/photos.duckdb?table={name}", slow=False),
+    Case("faiss hnsw", f"faiss:{_FOLDER}factory=HNSW32&ef=400", 0.99, filter=_keep),
+    Case("faiss ivf", f"faiss:{_FOLDER}factory=IVF8,Flat&probes=8", filter=[*map(str, range(20))]),
+    Case("faiss sq", f"faiss:{_FOLDER}factory=SQ8,RFlat", 0.99, filter='{"early": true}'),
+    Case("faiss pq", f"faiss:{_FOLDER}factory=PQ15x4np,RFlat", 0.6, filter={"early": True}),
+    Case("hnswlib", f"hnswlib:{_FOLDER}ef=400&threads=1", 0.99, False, {"early": True}),
+    Case("usearch", f"usearch:{_FOLDER}ef=400&threads=1", 0.99, False, _keep),
+    Case("sqlite", f"sqlite:{_DATABASE}", slow=False),
+    Case("duckdb", f"duckdb:{_DATABASE}", slow=False),
     Case("pgvector", "{postgres}&table={name}"),
-    Case("pgvector hnsw", "{postgres}&table={name}&kind=hnsw&ef=400" + _PLANNER, recall=0.99),
-    Case("lancedb", "lancedb:{memory}/lance?table={name}"),
-    Case("lancedb ivf", "lancedb:{memory}/lance?table={name}&kind=ivf"),
-    Case("qdrant", "qdrant:{memory}/qdrant?collection={name}", filter=_QDRANT),
-    Case("milvus", "milvus:{memory}/milvus.db?collection={name}"),
-    Case("milvus hnsw", "milvus:{memory}/milvus.db?collection={name}&kind=hnsw", recall=0.99),
-    Case(
-        "chroma",
-        "chroma:{memory}/chroma?collection={name}&ef=400",
-        recall=0.99,
-        filter={"row": {"$lt": 20}},
-    ),
+    Case("pgvector hnsw", "{postgres}&table={name}&kind=hnsw&ef=400" + _PLANNER, 0.99),
+    Case("lancedb", f"lancedb:{_DATABASE}"),
+    Case("lancedb ivf", f"lancedb:{_DATABASE}&kind=ivf"),
+    Case("qdrant", f"qdrant:{_COLLECTION}", filter=_QDRANT),
+    Case("qdrant int8", f"qdrant:{_COLLECTION}&quantize=int8", filter=_QDRANT),
+    Case("milvus", f"milvus:{_COLLECTION}"),
+    Case("milvus hnsw", f"milvus:{_COLLECTION}&kind=hnsw", 0.99),
+    Case("chroma", f"chroma:{_COLLECTION}&ef=400", 0.99, filter={"row": {"$lt": 20}}),
 ]
 # One case per engine, for what the kind of index doesn't change.
 ENGINES = list({case.engine: case for case in reversed(CASES)}.values())[::-1]

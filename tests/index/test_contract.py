@@ -11,14 +11,7 @@ import pytest
 
 import nnnorm
 from nnnorm.index import ENGINES as REGISTERED
-from nnnorm.index import (
-    CorrectedIndex,
-    build_index,
-    copy_index,
-    open_backend,
-    open_index,
-    verify_index,
-)
+from nnnorm.index import CorrectedIndex, build_index, copy_index, open_backend, verify_index
 from nnnorm.index.engines import load_engine
 from nnnorm.index.folder import FolderBackend
 from tests import reference
@@ -70,7 +63,7 @@ def test_items_are_added_replaced_and_deleted_for_good(case, tmp_path):
         assert held(index) == (model, 0)
         assert index.present(["5", "70", "none"]).tolist() == [True, False, False]
     if case.url != "faiss:":
-        with open_index(case.at(tmp_path)) as again:
+        with nnnorm.open_index(case.at(tmp_path)) as again:
             assert held(again) == (model, 0)
             scores = made.queries @ made.items[list(model.values())].T
             scores -= 0.75 * made.values[0][list(model.values())]
@@ -183,9 +176,7 @@ def test_an_index_knows_its_corrector(case, tmp_path):
         with pytest.raises(nnnorm.NNNormError, match="built by corrector"):
             same_place(index, made.correctors[1])
         without = same_place(index)
-        with pytest.raises(
-            nnnorm.NNNormError, match=r"open it with open_index\(url, corrector=…\)"
-        ):
+        with pytest.raises(nnnorm.NNNormError, match="open it with open_index"):
             without.add(made.items[70:71], ids=["70"])
         own = same_place(index, made.correctors[0])
         index.refresh(made.correctors[1])
@@ -210,13 +201,10 @@ def test_mistakes_are_one_sentence_and_change_nothing(case, tmp_path):
             (lambda: index.add(made.items[:1, :5], ids=["a"]), "must share dim"),
             (lambda: index.add(made.items[:1], ids=[7]), "are text; got whole numbers"),
             (lambda: index.delete(["3", "none"]), "has no item 'none'; nothing was deleted"),
-            (lambda: index.search(made.queries, k=0), "k must be a whole number of at least 1"),
+            (lambda: index.search(made.queries, k=0), "k must be a whole number"),
             (lambda: index.search(made.queries[:, :5]), "must share dim"),
             (lambda: index.search(made.queries, filter=3.5), "filter|engine reports"),
-            (
-                lambda: index.search(made.queries, filter="no such ( filter"),
-                "filter|engine reports",
-            ),
+            (lambda: index.search(made.queries, filter="no ( such"), "filter|engine reports"),
             (lambda: index.refresh(made.values[0]), "must be a Corrector"),
         ]:
             with pytest.raises(nnnorm.NNNormError, match=message) as caught:
@@ -240,12 +228,8 @@ def test_a_reader_sees_one_version_and_then_the_next(case, tmp_path):
         index.refresh(made.correctors[2])
         index.refresh(made.correctors[0])  # drops what the reader has open
         hits = reader.search(made.queries)
-        check(
-            case,
-            hits,
-            FIRST,
-            [c.fingerprint for c in made.correctors].index(reader.config.corrector),
-        )
+        known = [corrector.fingerprint for corrector in made.correctors]
+        check(case, hits, FIRST, known.index(reader.config.corrector))
 
 
 @pytest.mark.slow
@@ -282,17 +266,14 @@ def test_threads_share_an_index_that_is_refreshed(case, tmp_path):
 def test_an_index_is_verified(case, tmp_path):
     made = world()
     with build(case, tmp_path) as index:
-        result = verify_index(
-            index, made.queries, gallery=made.items[:60], ids=[str(r) for r in FIRST]
-        )
+        names = [str(row) for row in FIRST]
+        result = verify_index(index, made.queries, gallery=made.items[:60], ids=names)
         assert result.n_items == 60
         assert result.score_error < 1e-4
         assert result.recall >= case.recall
         assert result.is_good or case.recall < 0.95
         wrong = made.items[::-1][:60]
-        assert not verify_index(
-            index, made.queries, gallery=wrong, ids=[str(r) for r in FIRST]
-        ).is_good
+        assert not verify_index(index, made.queries, gallery=wrong, ids=names).is_good
         # Another program writes an item without its bias.
         stored = next(iter(index.backend.scan(index.backend.served())))
         if stored.bias is None:
@@ -316,9 +297,8 @@ def test_an_index_is_copied_to_another_engine_and_back(case, tmp_path):
         assert held(copy) == ({str(row): row for row in FIRST}, 1)
         name = case.at(tmp_path, "back")
         if case.engine in ("qdrant", "duckdb"):  # their files are open
-            options = vars(index.backend.options) | {
-                "collection" if case.engine == "qdrant" else "table": "back"
-            }
+            named = {"collection" if case.engine == "qdrant" else "table": "back"}
+            options = vars(index.backend.options) | named
             name = type(index.backend)(index.backend.client, **options)
         with copy_index(copy.backend, name, made.correctors[2]) as back:
             assert held(back) == ({str(row): row for row in FIRST}, 2)
@@ -338,7 +318,7 @@ def test_clicks_are_added_to_the_bias_by_a_refresh(case, tmp_path):
         order = np.argsort(-scores, axis=1)[:, :5]
         np.testing.assert_allclose(hits.scores, np.take_along_axis(scores, order, 1), atol=1e-4)
         assert hits.ids.tolist() == order.astype(str).tolist()
-        with pytest.raises(nnnorm.NNNormError, match="none of the 2 ids"):
+        with pytest.raises(nnnorm.NNNormError, match="2 of 2 ids"):
             index.refresh(made.correctors[1], popularity=clicks, ids=["a", "b"])
         with pytest.raises(nnnorm.NNNormError, match="clicks without ids must be one per item"):
             index.refresh(made.correctors[1], popularity=clicks)
@@ -348,9 +328,10 @@ def test_clicks_are_added_to_the_bias_by_a_refresh(case, tmp_path):
 
 
 @parametrize(ENGINES)
-def test_a_refresh_that_fails_leaves_the_index_as_it_was(case, tmp_path, monkeypatch):
+def test_a_refresh_that_fails_leaves_index_and_previous_version(case, tmp_path, monkeypatch):
     made = world()
     with build(case, tmp_path) as index:
+        index.refresh(made.correctors[1])
         for name in ("finish", "add", "create", "swap"):
             with monkeypatch.context() as patch:
 
@@ -359,11 +340,11 @@ def test_a_refresh_that_fails_leaves_the_index_as_it_was(case, tmp_path, monkeyp
 
                 patch.setattr(index.backend, name, fail)
                 with pytest.raises(nnnorm.NNNormError, match=f"{name} fails"):
-                    index.refresh(made.correctors[1])
-            assert held(index) == ({str(row): row for row in FIRST}, 0)
-        index.refresh(made.correctors[1])
-        assert held(index)[1] == 1
+                    index.refresh(made.correctors[2])
+            assert held(index) == ({str(row): row for row in FIRST}, 1)
         assert len(index.backend.versions()) == 2
+        index.rollback()
+        assert held(index)[1] == 0
 
 
 @parametrize(CASES)
@@ -459,39 +440,10 @@ def test_another_process_that_writes_during_a_refresh_stops_it(case, tmp_path, m
         assert index.info().version == 1
 
 
-def test_a_pending_swap_is_what_the_index_class_reads(tmp_path):
-    """An index that was never finished isn't one."""
-    case = CASES[0]
-    build(case, tmp_path).close()
-    (tmp_path / "photos" / "CURRENT").unlink()
-    with pytest.raises(nnnorm.NNNormError, match="there is no index"):
-        open_index(case.at(tmp_path))
-    assert isinstance(build(case, tmp_path), CorrectedIndex)
-
-
-def test_a_refresh_that_ended_before_its_swap_does_not_hide_the_previous_version(
-    tmp_path, monkeypatch
-):
-    made = world()
-    with build(CASES[0], tmp_path) as index:
-        index.refresh(made.correctors[1])
-        with monkeypatch.context() as patch:
-
-            def fail(_):
-                raise OSError("the swap fails")
-
-            patch.setattr(index.backend, "swap", fail)
-            with pytest.raises(nnnorm.NNNormError, match="the swap fails"):
-                index.refresh(made.correctors[2])
-        assert index.info().can_roll_back
-        index.rollback()
-        assert held(index)[1] == 0
-
-
 def test_items_of_a_corrector_are_rejected_if_the_index_is_refreshed_meanwhile(
     tmp_path, monkeypatch
 ):
-    made, bias_for = world(), nnnorm.Corrector.bias_for
+    made, bias_for = world(), nnnorm.Corrector.values_for
     with build(CASES[0], tmp_path) as index:
 
         def refresh_afterwards(*given, **options):
@@ -500,7 +452,7 @@ def test_items_of_a_corrector_are_rejected_if_the_index_is_refreshed_meanwhile(
             index.refresh(made.correctors[1])
             return found
 
-        monkeypatch.setattr(nnnorm.Corrector, "bias_for", refresh_afterwards)
+        monkeypatch.setattr(nnnorm.Corrector, "values_for", refresh_afterwards)
         with pytest.raises(nnnorm.NNNormError, match="was refreshed or rolled back since"):
             index.add(made.items[70:71], ids=["70"])
         assert len(index) == len(FIRST)

@@ -31,6 +31,9 @@ from tests.index.engines import (
 
 pytestmark = pytest.mark.slow
 
+# What children start with: all engines imported, none of them used.
+LIBRARIES = ["chromadb", "duckdb", "hnswlib", "lancedb.index", "psycopg", "pyarrow", "pymilvus"]
+LIBRARIES += ["qdrant_client.models", "sqlite_vec", "usearch.index"]
 KILLS = int(os.environ.get("NNNORM_KILLS", "2"))
 WHERE = str(Path(nnnorm.__file__).parent / "index")
 OPERATIONS = ("build", "add", "upsert", "delete", "refresh", "rollback", "copy")
@@ -105,7 +108,7 @@ def run(case, folder, operation, at, address, memory, pipe):
 
 def make_context():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.index.preload", "tests.index.test_kills"])
+    context.set_forkserver_preload([*LIBRARIES, "tests.index.test_kills"])
     return context
 
 

@@ -92,18 +92,6 @@ def test_documents_have_the_confidence_of_the_exact_search(case, store, tmp_path
         ConfidenceRater(path, "l2")
 
 
-def test_so_it_does_with_documents_that_come_later(case, exact, store):
-    for text in case.later:
-        write(store, case.corrector, [text])
-    found = ask(query_pipeline(store, case.corrector), case, k=30)
-    assert found == exact(case.texts + case.later, k=30)
-
-
-def test_another_weight_needs_no_new_documents(case, exact, store):
-    softer = query_pipeline(store, case.corrector, weight=0.25)
-    assert ask(softer, case) == exact(case.texts, weight=0.25)
-
-
 def test_documents_keep_what_they_have_and_the_given_ones_are_not_changed(case):
     given = documents(["text 1"])
     done = DocumentCorrector(case.corrector).run(given)["documents"]

@@ -68,19 +68,6 @@ def test_nodes_have_the_confidence_of_the_exact_search(case):
         rater.postprocess_nodes(plain)
 
 
-def test_so_it_does_with_texts_that_come_later(case, exact):
-    index = fill(case)
-    for node in nodes(case.later):
-        index.insert_nodes([node])
-    assert ask(index, case, k=30) == exact(case.texts + case.later, k=30)
-
-
-def test_another_weight_needs_no_new_texts(case, exact):
-    index = fill(case)
-    softer = CorrectedEmbedding(Model(), case.corrector, weight=0.25)
-    assert ask(index, case, embed_model=softer) == exact(case.texts, weight=0.25)
-
-
 def test_what_is_asynchronous_gives_the_same_vectors(case):
     corrected = CorrectedEmbedding(Model(), case.corrector)
 

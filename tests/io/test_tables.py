@@ -3,7 +3,7 @@
 import pytest
 
 from nnnorm import NNNormError
-from nnnorm.tables import read_column, read_columns, read_json, read_jsonl, read_lines
+from nnnorm.tables import read_column, read_columns, read_json, read_lines, read_objects
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_cell_too_long_to_be_one_is_refused_by_line(write):
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.txt"])
 def test_bytes_that_are_not_utf8_are_refused_by_line(write, name):
     path = write(name, b"1\n2\ncaf\xe9\n".replace(b"1", b"{}").replace(b"2", b"{}"))
-    read = {"t.csv": read_column, "t.jsonl": read_jsonl, "t.txt": read_lines}[name]
+    read = {"t.csv": read_column, "t.jsonl": read_objects, "t.txt": read_lines}[name]
     message = refusal(read, path)
     assert message.startswith("FILE: line 3 is not UTF-8 text (")
     assert message.endswith("); save the file as UTF-8")
@@ -150,14 +150,14 @@ def test_columns_of_jsonl_are_the_keys_of_its_objects(write):
 
 
 def test_whole_objects_keep_their_types(write):
-    assert read_jsonl(write("t.jsonl", '{"a": [1, null]}\r\n{}\n')) == [{"a": [1, None]}, {}]
+    assert read_objects(write("t.jsonl", '{"a": [1, null]}\r\n{}\n')) == [{"a": [1, None]}, {}]
 
 
 @pytest.mark.parametrize(
     ("line", "reason"), [("[1]", "got the type list"), ('"a"', "got the type str")]
 )
 def test_lines_that_are_not_objects_are_refused(write, line, reason):
-    assert refusal(read_jsonl, write("t.jsonl", f"{{}}\n\n{line}\n")) == (
+    assert refusal(read_objects, write("t.jsonl", f"{{}}\n\n{line}\n")) == (
         f"FILE: line 3 is not a JSON object ({reason}); expected one object per line, such as "
         '{"caption": "a dog"}'
     )
@@ -165,7 +165,7 @@ def test_lines_that_are_not_objects_are_refused(write, line, reason):
 
 @pytest.mark.parametrize("line", ['{"a": ', "a dog", "[" * 100_000], ids=["cut", "text", "deep"])
 def test_lines_that_are_not_json_are_refused(write, line):
-    message = refusal(read_jsonl, write("t.jsonl", f"{{}}\n{line}\n"))
+    message = refusal(read_objects, write("t.jsonl", f"{{}}\n{line}\n"))
     assert message.startswith("FILE: line 2 is not a JSON object (")
 
 

@@ -241,10 +241,6 @@ def test_both_betas_zero_is_no_correction(small):
         np.testing.assert_array_equal(fit(method, small).correction, np.zeros(23))
 
 
-def test_uncorrected_changes_nothing(small):
-    np.testing.assert_array_equal(order(fit(Uncorrected(), small), small), order(None, small))
-
-
 # The published product of DualDIS is no such form: its order depends on the sign of the scores.
 @pytest.mark.parametrize("method", [m for m in ALL if m.name != "dualdis"], ids=repr)
 def test_a_constant_added_to_all_scores_changes_no_ranking(small, method):
@@ -303,10 +299,6 @@ def test_a_bias_has_its_provenance(small, method):
     assert (bias.n_references, bias.dim, bias.version) == (57, 12, nnnorm.__version__)
     assert bias.fingerprints["gallery"] == nnnorm.open_embeddings(small.gallery).fingerprint
     assert bias.created.endswith("+00:00")
-
-
-def test_the_paper_s_setting_has_a_name():
-    assert NNN.paper() == NNN(reference_k=128, alpha=0.75)
 
 
 def test_dualdis_by_name_is_the_published_form_unless_told():
@@ -377,13 +369,6 @@ def test_ready_scores_of_a_gallery_bank_must_fit(small):
         DualSoftmax(1.0, 1.0).fit_scores(scores, scores[:3])
     with pytest.raises(NNNormError, match=r"as many columns as scores; got \(23, 4\)"):
         Sinkhorn().fit_scores(scores, scores[:, :4])
-
-
-def test_ready_scores_must_be_finite(small):
-    scores = scores_of(small.gallery, small.references)
-    scores[5, 7] = np.nan
-    with pytest.raises(NNNormError, match="scores must be finite; row 5 has NaN in column 7"):
-        NNN().fit_scores(scores)
 
 
 def test_the_weight_of_an_automatic_alpha_is_known_after_the_fit():

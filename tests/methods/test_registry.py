@@ -11,7 +11,7 @@ import nnnorm
 from nnnorm import DualSoftmax, NNNormError, methods
 from nnnorm.cli.options import LINES
 from nnnorm.evaluation import compare, tune
-from nnnorm.evaluation.tuning import check_methods
+from nnnorm.evaluation.tuning import check_choice
 from nnnorm.methods import (
     METHOD_NAMES,
     MethodName,
@@ -60,7 +60,7 @@ def test_every_list_of_methods_is_that_of_the_registry():
     names = [variant.name for kind in methods.METHODS for variant in kind.variants]
     assert list(METHOD_NAMES) == names == list(get_args(MethodName))
     corrections = [name for name in names if name != "none"]
-    assert check_methods("all", True) == corrections
+    assert check_choice("all", "max", True) == corrections
     assert LINES["method"].help == f"{', '.join(corrections)}."
 
 

@@ -246,9 +246,9 @@ def test_equal_figures_are_equal_files(tmp_path, suffix):
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-@pytest.mark.parametrize(("name", "got"), [("a.jpg", r"\.jpg"), ("a", "no ending")])
-def test_another_suffix_is_refused_with_those_that_are_known(tmp_path, name, got):
-    with pytest.raises(NNNormError, match=rf"must end in \.png, \.svg or \.pdf; got {got}"):
+@pytest.mark.parametrize("name", ["a.jpg", "a"])
+def test_another_suffix_is_refused_with_those_that_are_known(tmp_path, name):
+    with pytest.raises(NNNormError, match=rf"must end in \.png, \.svg or \.pdf; got .*{name}$"):
         save_figure(plot_occurrences(BEFORE), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 

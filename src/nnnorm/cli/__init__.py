@@ -2,6 +2,7 @@
 
 app         the app, its errors, and what makes a function a command
 options     every option's line in the help
+inputs      lists of ids, groups, and settings
 output      results, progress, and commands to run next
 core        fit, search, info
 evaluation  check, evaluate, tune, compare, audit
@@ -9,7 +10,8 @@ corrector   extend, drift, scan
 index       index build, search, add and so on
 bank        bank
 data        encode, dataset
-explore     explore, demo
+explore     explore
+demo        demo
 """
 
 import sys

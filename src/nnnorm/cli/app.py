@@ -9,11 +9,12 @@ inside functions here, so that the help is there at once.
 import functools
 import inspect
 import io
+import os
 import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from inspect import Parameter
@@ -24,15 +25,9 @@ import typer
 from typer import Option
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from nnnorm.cli.options import GROUPS, LINES, Line, make_option
-from nnnorm.cli.output import Answer, check_report, clean, deliver, print_note
-from nnnorm.errors import (
-    MissingExtraError,
-    NNNormError,
-    NNNormWarning,
-    first_line,
-    keep_interrupts,
-)
+from nnnorm.cli.options import FOLDER, GROUPS, LINES, Line, make_option
+from nnnorm.cli.output import Answer, clean, deliver, print_note
+from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning, first_line, keep_interrupts
 from nnnorm.version import __version__
 
 # Ends and usage errors; the third in the line of BadParameter is the base of all usage errors,
@@ -48,7 +43,7 @@ INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it
 
 # Every command, its module, and its line of the help, the common ones first.
 COMMANDS = {
-    "demo": ("explore", "Try nnnorm on data that ships with the package."),
+    "demo": ("demo", "Try nnnorm on data that ships with the package."),
     "check": ("evaluation", "Report hubs, the expected effect, and what to do."),
     "fit": ("core", "Compute the bias of every item from past queries."),
     "search": ("core", "Search a gallery exactly, corrected by a bias."),
@@ -230,39 +225,52 @@ def show_option(part: Any) -> tuple[str, str]:
     return f"{names} {part.metavar}", part.help + default
 
 
+_REPORT = Parameter("report", Parameter.KEYWORD_ONLY, default=None, annotation=Path | None)
+_JSON = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=bool)
+
+
 def command(
-    example: str, group: typer.Typer = app, *, report: bool = False, **lines: str | Line
+    example: str,
+    group: typer.Typer = app,
+    *,
+    like: Callable[..., Any] | None = None,
+    report: bool = False,
+    **lines: str | Line,
 ) -> Callable[[Callable[..., Answer | None]], Any]:
     """Make a function a command.
 
-    Its parameters become options, described by `options.LINES` or by `lines`, and ``--json`` is
-    added. What it returns is printed, and written to the folder of ``--report`` if it has one.
+    Its parameters become options, described by `options.LINES` or by `lines`; those of the function
+    `like` take the place of its ``**`` parameter, and ``--json`` is added. Outputs are checked
+    before it is called. What it returns is printed, and written to the folder of ``--report``.
     """
 
     def register(function: Callable[..., Answer | None]) -> Any:
         wanted = dict(inspect.signature(function).parameters)
-        if report:
-            wanted["report"] = Parameter(
-                "report", Parameter.KEYWORD_ONLY, default=None, annotation=Path | None
-            )
+        if like is not None:  # the function may have some of its options itself
+            wanted.popitem()
+            shared = inspect.signature(like).parameters.values()
+            wanted = {one.name: one for one in shared if one.kind != one.KEYWORD_ONLY} | wanted
         wants_json = "as_json" in wanted
-        wanted["as_json"] = Parameter(
-            "as_json", Parameter.KEYWORD_ONLY, default=False, annotation=bool
-        )
+        wanted |= {one.name: one for one in ([_REPORT, _JSON] if report else [_JSON])}
+        shown = {name: _line_of(name, lines) for name in LINES if name in wanted}
 
         @functools.wraps(function)
         def run(**given: Any) -> None:
             folder = given.pop("report", None)
             as_json = given["as_json"] if wants_json else given.pop("as_json")
-            check_report(folder)
+            _check_outputs(shown, given)
+            if folder is not None:
+                from nnnorm.files import make_folder
+
+                make_folder(folder)
             answer = function(**given)
             if answer is not None:
+                if "output" in given and shown["output"] != FOLDER:
+                    answer.about["output"] = given["output"] and str(given["output"])
                 deliver(answer, as_json, folder)
                 raise typer.Exit(answer.code)
 
-        options = [
-            make_option(parameter, _line_of(name, lines)) for name, parameter in wanted.items()
-        ]
+        options = [make_option(wanted[name], line) for name, line in shown.items()]
         vars(run)["__signature__"] = inspect.Signature(options)
         run.__annotations__ = {option.name: option.annotation for option in options}
         # Typer cuts a summary that is not given as such.
@@ -271,6 +279,25 @@ def command(
         return group.command(cls=_Command, short_help=summary, epilog=epilog)(run)
 
     return register
+
+
+def _check_outputs(lines: Mapping[str, Line], given: Mapping[str, Any]) -> None:
+    """Check before the work that its files can be written, and that none is another's."""
+    files = [(lines[name], path) for name, path in given.items() if isinstance(path, Path)]
+    others = [os.path.realpath(path) for line, path in files if line.group == "Input"]
+    for line, path in files:
+        if line.group == "Output" and line.value != "FOLDER":
+            from nnnorm.files import check_writable
+
+            target = str(check_writable(path))
+            if target in others:
+                raise NNNormError(
+                    f"{path} is one of the inputs and would be overwritten; choose another name"
+                )
+            suffixes = re.findall(r"\.[a-z]+\b", line.help)
+            if suffixes and path.suffix not in suffixes:
+                raise NNNormError(f"the output must end in {' or '.join(suffixes)}; got {path}")
+            others.append(target)
 
 
 def _line_of(name: str, lines: dict[str, str | Line]) -> Line:

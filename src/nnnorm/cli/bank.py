@@ -6,7 +6,8 @@ from typing import Any
 from nnnorm.bank import Bank
 from nnnorm.cli.app import command
 from nnnorm.cli.core import answer_bank
-from nnnorm.cli.output import Answer, check_output, show_progress, write_command
+from nnnorm.cli.output import Answer, show_progress
+from nnnorm.commands import write_command
 from nnnorm.errors import NNNormError
 
 
@@ -27,7 +28,6 @@ def bank(
     normalize: bool | None = None,
 ) -> Answer:
     """Save the unique queries of a log as a bank, or add a log to a bank."""
-    check_output(output, [log], ".safetensors")
     fixed: dict[str, Any] = {"max_references": max_references, "half_life": half_life}
     fixed["normalize"] = normalize
     if add and any(value is not None for value in fixed.values()):
@@ -36,12 +36,12 @@ def bank(
             "--add, or make a new bank"
         )
     columns: dict[str, Any] = {"column": column, "times": time, "counts": count}
-    with show_progress("Reading the log") as progress:
+    with show_progress("Reading the log") as columns["progress"]:
         if add:
             kept = Bank.load(output)
-            kept.add(log, **columns, progress=progress)
+            kept.add(log, **columns)
         else:
-            kept = Bank.of(log, **columns, **fixed, progress=progress)
+            kept = Bank.of(log, **columns, **fixed)
     if forget_before is not None:
         kept.forget(before=forget_before)
     kept.save(output)

@@ -1,47 +1,40 @@
 """The main job on the command line: `fit`, `search` and `info`."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import nnnorm
 from nnnorm.bank import Bank, describe_times
 from nnnorm.bias import Bias
 from nnnorm.cli.app import command
+from nnnorm.cli.inputs import read_groups, read_settings
 from nnnorm.cli.output import (
     Answer,
     Facts,
     answer_ranking,
-    check_output,
     print_note,
-    read_groups,
-    read_ids,
-    read_settings,
     show_progress,
-    write_command,
 )
+from nnnorm.commands import write_command
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import describe_size, describe_unique
 from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.files import check_regular, kind_of_record
+from nnnorm.files import kind_of_record
 from nnnorm.input_checks import describe_reliability
 from nnnorm.methods import MethodName, describe_setting, label_method, make_method
 from nnnorm.ranking import Ranking
 from nnnorm.scoring import count_threads
 from nnnorm.solvers import Solver
+from nnnorm.tables import read_ids
 from nnnorm.version import __version__
 
-_OF_A_RANKING = ("scores", "indices", "ids", "confidence")
 # Settings of a fit that aren't the method's, for `--set`.
 _FIT_SETTINGS = (
-    "quality",
-    "allow_gallery_rows",
-    "memory_budget",
-    "between",
-    "gallery_references",
-    "duplicates",
+    *("quality", "allow_gallery_rows", "memory_budget", "between"),
+    *("gallery_references", "duplicates"),
 )
 
 
@@ -67,24 +60,20 @@ def fit(
     """Compute the bias of every item from past queries."""
     given = read_settings(settings, reference_k=reference_k, alpha=alpha)
     options: dict[str, Any] = {name: given.pop(name) for name in _FIT_SETTINGS if name in given}
-    chosen = make_method(method, **given)
-    second = options.get("gallery_references")
-    read = [gallery, references, recent, None if second is None else Path(str(second))]
-    check_output(output, read, ".safetensors")
-    check_output(save_corrector, [*read, output], ".safetensors")
     options |= {"solver": solver, "normalize": normalize, "groups": read_groups(groups)}
-    with show_progress("Scoring the gallery against the past queries") as progress:
-        options["progress"] = progress
+    chosen = make_method(method, **given)
+    with show_progress("Scoring the gallery against the past queries") as options["progress"]:
         if save_corrector is None and recent is None:
             bias = chosen.fit(gallery, references, **options)
         else:
             corrector = Corrector.fit(gallery, references, chosen, recent=recent, **options)
-            bias = _keep(corrector, save_corrector)
+            bias = corrector.bias
+    if save_corrector is not None:
+        corrector.save(save_corrector)
     bias.save(output)
     if not bias.correction.any() and not bias.gates:
         print_note(f"Note: nothing will be corrected: {_why_nothing(bias)}")
-    about = {**_about_bias(bias), "output": str(output)}
-    about["corrector"] = str(save_corrector) if save_corrector else None
+    about = {**_about_bias(bias), "corrector": save_corrector and str(save_corrector)}
     used = {"gallery": gallery, "queries": "QUERIES", "bias": output, "normalize": normalize}
     commands = [write_command("search", used)]
     if save_corrector is not None:
@@ -92,16 +81,6 @@ def fit(
         later |= {"groups": groups and "NEW_GROUPS", "-o": "new-bias.safetensors"}
         commands.append(write_command("extend", later))
     return Answer(about, [describe_bias(bias, output)], commands)
-
-
-def _keep(corrector: Corrector, path: Path | None) -> Bias:
-    """Save a corrector, and return its bias, which names only a corrector that is kept."""
-    if path is not None:
-        corrector.save(path)
-        return corrector.bias
-    bias = corrector.bias
-    prints = {role: value for role, value in bias.fingerprints.items() if role != "corrector"}
-    return replace(bias, fingerprints=prints)
 
 
 @command(
@@ -123,9 +102,6 @@ def search(
     run_file: Path | None = None,
 ) -> Answer:
     """Search a gallery exactly, corrected by a bias."""
-    read = [gallery, queries, bias, ids, query_ids, parents]
-    check_output(output, read, ".npz")
-    check_output(run_file, [*read, output])
     if query_ids is not None and run_file is None:
         raise NNNormError("--query-ids are for --run-file; pass it, or leave them out")
     loaded = Bias.load(bias) if bias else None
@@ -133,10 +109,8 @@ def search(
     asked = open_embeddings(queries, name="queries", normalize=normalize, fingerprint=False)
     options: dict[str, Any] = {"k": k, "weight": weight, "ids": read_ids(ids)}
     options |= {"min_confidence": min_confidence, "parents": read_ids(parents, "parents")}
-    with show_progress("Searching") as progress:
-        ranking = nnnorm.search(
-            asked, items, loaded, normalize=normalize, progress=progress, **options
-        )
+    with show_progress("Searching") as options["progress"]:
+        ranking = nnnorm.search(asked, items, loaded, normalize=normalize, **options)
     about: dict[str, Any] = {"n_gallery": len(items), "k": k, "method": "none", "weight": None}
     if loaded is not None:
         about["method"] = loaded.method
@@ -165,9 +139,9 @@ def _about_bias(bias: Bias) -> dict[str, Any]:
 def describe_bias(bias: Bias, path: Path) -> Facts:
     """A bias for people; `to_dict` has everything for programs."""
     title, params = f"{path}: a bias for {len(bias):,} items", bias.params
+    n_unique = params.get("n_unique", bias.n_references)
     if bias.n_references is not None:
         title += f" from {bias.n_references:,} past queries"
-        n_unique = params.get("n_unique", bias.n_references)
         if n_unique != bias.n_references:
             title += f" ({describe_unique(n_unique, params.get('references_sampled', False))})"
     low, high = float(bias.correction.min()), float(bias.correction.max())
@@ -177,20 +151,24 @@ def describe_bias(bias: Bias, path: Path) -> Facts:
         "correction": f"{low:.3f} to {high:.3f}, {bias.correction.mean():.3f} on average",
     }
     if "groups" in params:
-        facts["groups"] = _describe_groups(params["groups"], params["between"])
+        offsets = [f"{name} {offset:+.3f}" for name, offset in params["groups"].items()]
+        more = f" and {len(offsets) - 5:,} more" if len(offsets) > 5 else ""
+        shown = ", ".join(offsets[:5]) + more
+        facts["groups"] = f"{shown}; weight between groups {params['between']:g}"
     if "past_queries" in params:
         facts["past queries"] = _describe_choice(params["past_queries"], params["mismatch_z"])
     if "popularity_weight" in params:
-        facts["popularity"] = (
-            f"{params['popularity_weight']:g}·log(1 + clicks), of {params['n_clicks']:,} clicks"
-        )
+        weight, n_clicks = params["popularity_weight"], params["n_clicks"]
+        facts["popularity"] = f"{weight:g}·log(1 + clicks), of {n_clicks:,} clicks"
     if "reliability" in params:
-        n_queries = params.get("n_unique", bias.n_references or 0)
-        facts["reliability"] = describe_reliability(params["reliability"], n_queries)
+        facts["reliability"] = describe_reliability(params["reliability"], n_unique or 0)
     if "density" in params:
         facts["density"] = f"{params['density']:.2f} (agreement with how close items are)"
     if "solver" in params:
-        facts["solver"] = _describe_solver(params)
+        quality = f", quality {params['quality']}" if "quality" in params else ""
+        facts["solver"] = f"{params['solver']}{quality}"
+    if "error" in params:
+        facts["error"] = f"{params['error']:.1%} of the standard deviation of the means"
     if bias.gates:
         opened = ", ".join(f"{gate.active.sum():,}" for gate in bias.gates)
         facts["gate"] = f"decides per query; opened by {opened} of the items"
@@ -200,12 +178,6 @@ def describe_bias(bias: Bias, path: Path) -> Facts:
     facts["corrector"] = bias.fingerprints.get("corrector")
     facts["made"] = f"{bias.created[:16].replace('T', ' ')} UTC by nnnorm {bias.version}"
     return Facts(title, facts)
-
-
-def _describe_groups(offsets: Mapping[str, float], between: float) -> str:
-    shown = [f"{name} {offset:+.3f}" for name, offset in list(offsets.items())[:5]]
-    more = f" and {len(offsets) - 5:,} more" if len(offsets) > 5 else ""
-    return f"{', '.join(shown)}{more}; weight between groups {between:g}"
 
 
 def _why_nothing(bias: Bias) -> str:
@@ -221,16 +193,7 @@ def _why_nothing(bias: Bias) -> str:
             "the past queries don't resemble what this gallery is searched for, so the weight is "
             "0; pass past queries of this search"
         )
-    return f"the weight is {bias.weight:g}" if bias.weight == 0 else "every item's value is 0"
-
-
-def _describe_solver(params: Mapping[str, Any]) -> str:
-    words = str(params["solver"])
-    if "quality" in params:
-        words += f", quality {params['quality']}"
-    if "error" in params:
-        words += f", error {params['error']:.1%} of the standard deviation of the means"
-    return words
+    return "the weight is 0" if bias.weight == 0 else "every item's value is 0"
 
 
 def _describe_choice(used: str, z: float | None) -> str:
@@ -245,34 +208,28 @@ def _describe_choice(used: str, z: float | None) -> str:
 def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None) -> Answer:
     """What a bank holds."""
     about = bank.to_dict()
-    size = f"{len(bank):,}"
+    size, often, half_life = f"{len(bank):,}", int(bank.counts.max()), about["half_life"]
     if bank.is_sample and about["max_references"] is not None:
         size += f", a random sample: at most {about['max_references']:,} are kept"
-    often, half_life = int(bank.counts.max()), about["half_life"]
-    if half_life is not None:
-        half_life = f"{half_life / 86400:.3g} days"
     facts = {
         "unique queries": size,
         "most asked": f"{often:,} times, {often / bank.n_seen:.1%} of all queries",
         "embeddings": f"{bank.dim} dimensions{', normalized' if bank.normalized else ''}",
         "last asked": describe_times(bank) or None,
-        "half-life": half_life,
+        "half-life": half_life and f"{half_life / 86400:.3g} days",
         "fingerprint": about["fingerprint"],
         "made": f"{about['created'][:16].replace('T', ' ')} UTC",
     }
     unique = describe_unique(len(bank), bank.is_sample)
-    shown = Facts(f"{path}: {unique} of {bank.n_seen:,} queries", facts)
-    return Answer({**about, "output": str(path)}, [shown], commands or [])
+    title = f"{path}: {unique} of {bank.n_seen:,} queries"
+    return Answer(about, [Facts(title, facts)], commands or [])
 
 
 def _answer_corrector(file: Path) -> Answer:
     corrector = Corrector.load(file)
     bias = corrector.bias
-    size = describe_size(
-        bias.n_references or len(corrector.references),
-        len(corrector.references),
-        bias.params.get("references_sampled", False),
-    )
+    n_unique, is_sample = len(corrector.references), bias.params.get("references_sampled", False)
+    size = describe_size(bias.n_references or n_unique, n_unique, is_sample)
     facts = {**describe_bias(bias, file).facts, "gallery": f"{len(bias):,} items"}
     if corrector.calibration is not None:
         n_queries = corrector.calibration.n_queries
@@ -308,21 +265,29 @@ def _installation() -> Answer:
 
 def _describe(file: Path) -> Answer:
     if file.suffix == ".safetensors":
-        kind = kind_of_record(file)
-        if kind == "bank":
+        if (kind := kind_of_record(file)) == "bank":
             return answer_bank(Bank.load(file), file)
         if kind == "corrector":
             return _answer_corrector(file)
         bias = Bias.load(file)
         return Answer(_about_bias(bias), [describe_bias(bias, file)])
-    if file.suffix == ".npz" and {"scores", "indices"} <= (names := _names_in(file)):
-        n_queries, k = Ranking.load(file).indices.shape
+    if file.suffix == ".npz" and _has_scores(file):
+        ranking = Ranking.load(file)
+        n_queries, k = ranking.indices.shape
+        *most, last = [name for name, array in vars(ranking).items() if array is not None]
         title = f"{file}: the {k} best items of {n_queries:,} queries"
-        *most, last = [name for name in _OF_A_RANKING if name in names]
-        held = f"{', '.join(most)} and {last}"
-        about = {"n_queries": n_queries, "k": k, "ids": "ids" in names}
-        return Answer(about, [Facts(title, {"arrays": held})])
+        about = {"n_queries": n_queries, "k": k, "ids": ranking.ids is not None}
+        return Answer(about, [Facts(title, {"arrays": f"{', '.join(most)} and {last}"})])
     return _describe_embeddings(file)
+
+
+def _has_scores(file: Path) -> bool:
+    """Whether a .npz file is a ranking; if it can't be read, that is explained later."""
+    with suppress(OSError, ValueError, BadZipFile, NotImplementedError):
+        if file.is_file():
+            with ZipFile(file) as archive:
+                return "scores.npy" in archive.namelist()
+    return False
 
 
 def _describe_embeddings(file: Path) -> Answer:
@@ -344,15 +309,3 @@ def _describe_embeddings(file: Path) -> Answer:
     }
     title = f"{file}: {len(opened):,} embeddings of {opened.dim} dimensions"
     return Answer(about, [Facts(title, facts)])
-
-
-def _names_in(file: Path) -> set[str]:
-    """Names of the arrays of a .npz file; none if it can't be read, which is explained later."""
-    from zipfile import BadZipFile, ZipFile
-
-    check_regular(file)
-    try:
-        with ZipFile(file) as archive:
-            return {name.removesuffix(".npy") for name in archive.namelist()}
-    except (OSError, ValueError, BadZipFile, NotImplementedError):
-        return set()

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -9,12 +10,14 @@ import nnnorm
 from nnnorm import evaluation
 from nnnorm.cli.app import command
 from nnnorm.cli.core import describe_bias
-from nnnorm.cli.output import Answer, check_output, print_note, read_groups, read_ids, show_progress
+from nnnorm.cli.inputs import read_groups
+from nnnorm.cli.output import Answer, print_note, show_progress
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.outliers import DEFAULT_BUDGET
 from nnnorm.ranking import Ranking
 from nnnorm.report import tabulate_calibration, tabulate_drift, tabulate_scan
+from nnnorm.tables import read_ids
 
 # A scan that found something, for a cron job; 1 and 2 are taken by errors and wrong usage.
 _FOUND = 3
@@ -26,13 +29,11 @@ _FOUND = 3
 )
 def extend(corrector: Path, items: Path, output: Path, groups: Path | None = None) -> Answer:
     """Compute the bias of new items, comparable with that of the corrector's gallery."""
-    check_output(output, [corrector, items, groups], ".safetensors")
-    labels = read_groups(groups)
-    loaded = Corrector.load(corrector)
+    labels, loaded = read_groups(groups), Corrector.load(corrector)
     with show_progress("Scoring the new items against the past queries") as progress:
         bias = loaded.bias_for(items, groups=labels, progress=progress)
     bias.save(output)
-    return Answer({**bias.to_dict(), "output": str(output)}, [describe_bias(bias, output)])
+    return Answer(bias.to_dict(), [describe_bias(bias, output)])
 
 
 @command(
@@ -62,7 +63,6 @@ def calibrate(
     output: Path | None = None,
 ) -> Answer:
     """Convert the confidence of searches to probabilities, or without labels to shares."""
-    check_output(output, [ranking, labels, corrector], ".safetensors")
     if (corrector is None) != (output is None):
         raise NNNormError("--corrector and --output go together: give both, or neither")
     confidence = Ranking.load(ranking).confidence
@@ -75,9 +75,8 @@ def calibrate(
     made = nnnorm.calibrate(confidence, given)
     if corrector is not None and output is not None:
         Corrector.load(corrector).with_calibration(made).save(output)
-    about = {**made.to_dict(), "output": None if output is None else str(output)}
     draw = {"reliability.png": lambda plots: plots.plot_reliability(made)} if made.curve else {}
-    return Answer(about, [tabulate_calibration(made)], figures=draw)
+    return Answer(made.to_dict(), [tabulate_calibration(made)], figures=draw)
 
 
 @command(
@@ -97,31 +96,21 @@ def scan(
     output: Path | None = None,
 ) -> Answer:
     """Find items that look adversarial or corrupt. Exit code 0: none, 3: some to remove."""
-    check_output(output, [gallery, references, corrector, items, ids], ".txt", ".json")
-    named = read_ids(ids)
-    others = (gallery, references, budget)
+    options: dict[str, Any] = {"ids": read_ids(ids)}
     if items is None and gallery is None:
         raise NNNormError("give --gallery, or --items with --corrector")
-    if items is not None and (corrector is None or any(one is not None for one in others)):
+    if items and (corrector is None or gallery or references or budget):
         raise NNNormError(
             "--items are compared with a corrector, one by one; pass --corrector, and leave out "
             "--gallery, --references and --budget"
         )
-    with show_progress("Judging the items") as progress:
+    with show_progress("Judging the items") as options["progress"]:
         if items is not None and corrector is not None:
-            found = evaluation.screen(corrector, items, ids=named, progress=progress)
+            found = evaluation.screen(corrector, items, **options)
         else:
-            found = evaluation.scan(
-                gallery,
-                references,
-                corrector=corrector,
-                ids=named,
-                budget=DEFAULT_BUDGET if budget is None else budget,
-                normalize=normalize,
-                progress=progress,
-            )
+            options |= {"corrector": corrector, "normalize": normalize}
+            found = evaluation.scan(gallery, references, budget=budget or DEFAULT_BUDGET, **options)
     if output is not None:
         found.save(output)
         print_note(f"The ids of {len(found.to_remove):,} items are in {output}")
-    about = {**found.to_dict(), "output": None if output is None else str(output)}
-    return Answer(about, [tabulate_scan(found)], code=_FOUND if found.to_remove else 0)
+    return Answer(found.to_dict(), [tabulate_scan(found)], code=_FOUND if found.to_remove else 0)

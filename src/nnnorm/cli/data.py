@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from nnnorm import datasets
 from nnnorm.cli.app import command
+from nnnorm.cli.inputs import split_column
 from nnnorm.cli.options import FOLDER
-from nnnorm.cli.output import Answer, Facts, print_note, show_progress, split_column, write_command
+from nnnorm.cli.output import Answer, Facts, print_note, show_progress
+from nnnorm.commands import write_command
 from nnnorm.encoders import (
     Dtype,
     Encoder,
@@ -46,26 +48,23 @@ def encode(
     sources: dict[Modality, Path | None] = {"images": images, "texts": texts, "audio": audio}
     given = {modality: source for modality, source in sources.items() if source is not None}
     if bool(given) == (beir is not None):
-        raise NNNormError(
-            "pass --images, --texts and --audio, any of them, or else --beir, which has its own "
-            "texts"
-        )
+        raise NNNormError("pass --images, --texts and --audio, any of them, or else --beir")
     found = None if beir is None else datasets.read_beir(beir, split)
     wanted: dict[Modality, Sequence[Any]] = {}
     for modality, source in given.items():
         table, column = split_column(source)
         wanted[modality] = list_inputs(table, modality, column)
+    options: dict[str, Any] = {"library": library, "revision": revision}
     with show_progress(f"Loading {model}"):
-        encoder = load_encoder(
-            model, library=library, revision=revision, device=device, dtype=dtype
-        )
+        encoder = load_encoder(model, device=device, dtype=dtype, **options)
     if found:
         return _encode_beir(encoder, found, split, output, batch_size)
     for modality in wanted:
         encoder.check_modality(modality)
-    written: dict[Modality, dict[str, Any]] = {}
-    for modality, items in wanted.items():
-        written[modality] = _run(encoder, modality, items, output, batch_size)
+    written = {
+        modality: _run(encoder, modality, items, output, batch_size)
+        for modality, items in wanted.items()
+    }
     shown = [_show(f"Embeddings of {modality}", about) for modality, about in written.items()]
     others = [modality for modality in written if modality != "texts"]
     commands = []

@@ -1,187 +1,150 @@
 """The commands that measure a search: check, evaluate, tune, compare, audit."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from nnnorm import evaluation
 from nnnorm.bias import Bias
 from nnnorm.cli.app import command
-from nnnorm.cli.output import (
-    Answer,
-    check_output,
-    print_note,
-    read_groups,
-    read_ids,
-    read_settings,
-    show_progress,
-    write_command,
-)
+from nnnorm.cli.inputs import read_groups, read_settings
+from nnnorm.cli.output import Answer, print_note, show_progress
+from nnnorm.commands import write_command, write_fit
 from nnnorm.dedup import Duplicates
 from nnnorm.documents import Documents
-from nnnorm.embeddings import open_embeddings
+from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.methods import (
-    NNN,
-    NO_CORRECTION,
-    MethodName,
-    find_method,
-    label_method,
-)
-from nnnorm.report import (
-    tabulate_audit,
-    tabulate_check,
-    tabulate_comparison,
-    tabulate_diagnosis,
-    tabulate_results,
-    tabulate_tuning,
-)
+from nnnorm.methods import NO_CORRECTION, find_method, label_method
+from nnnorm.report import tables
+from nnnorm.tables import read_ids
 
 _NO_QRELS = (".npy", ".json", ".npz", ".csv", ".jsonl", ".parquet")
+# Settings of `check` for `--set`; a fit takes the first two as well.
 _CHECK_SETTINGS = ("duplicates", "allow_gallery_rows", "seed", "memory_budget")
+
+
+def _read_task(
+    gallery: Path,
+    queries: Path,
+    truth: Path | None = None,
+    ids: Path | None = None,
+    query_ids: Path | None = None,
+    normalize: bool | None = None,
+    *,
+    parents: Any = None,
+) -> tuple[Embeddings, Embeddings, Any]:
+    """Open a search and its right items; qrels name them by ids, and may leave out queries."""
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
+    asked = open_embeddings(queries, name="queries", normalize=normalize)
+    if truth is None or truth.suffix in _NO_QRELS:
+        if query_ids is not None:
+            raise NNNormError("--query-ids are for qrels; leave them out")
+        return items, asked, None if truth is None else evaluation.read_truth(truth)
+    named = [
+        next(some for some in (read_ids(file), side.ids, range(len(side))) if some is not None)
+        for file, side in ((query_ids, asked), (ids, items))
+    ]
+    if parents is not None:
+        named[1] = Documents.open(parents, len(items), items.name).ids
+    qrels = evaluation.read_qrels(truth)
+    rows, right = evaluation.truth_of_qrels(qrels, query_ids=named[0], ids=named[1])
+    return items, asked if len(rows) == len(asked) else asked.subset(rows), right
 
 
 @command(
     "check --gallery photos.npy --queries queries.npy --references past_queries.npy "
     "--truth truth.npy",
+    like=_read_task,
     settings="Other settings: allow_gallery_rows=true; repeatable.",
 )
 def check(
-    gallery: Path,
-    queries: Path,
     references: Path | None = None,
-    truth: Path | None = None,
     groups: Path | None = None,
-    ids: Path | None = None,
-    query_ids: Path | None = None,
     settings: list[str] | None = None,
-    normalize: bool | None = None,
     explain: bool = False,
+    **task: Any,
 ) -> Answer:
     """Report whether there are hubs, whether a correction helps, and what to do next."""
     given = read_settings(settings)
     if unknown := [name for name in given if name not in _CHECK_SETTINGS]:
         raise NNNormError(f"check takes --set {', '.join(_CHECK_SETTINGS)}; got {unknown[0]}")
-    items, asked, right = _read_task(gallery, queries, truth, normalize, ids, query_ids)
-    with show_progress("Checking") as progress:
-        found = evaluation.check(
-            items,
-            references,
-            queries=asked,
-            truth=right,
-            groups=read_groups(groups),
-            ids=read_ids(ids),
-            normalize=normalize,
-            progress=progress,
-            **given,
-        )
-    files = {"gallery": gallery, "references": references, "groups": groups}
-    kept = ("duplicates", "allow_gallery_rows")
-    given = {name: value for name, value in given.items() if name in kept}
-    labels = {"truth": truth, "ids": ids, "query_ids": query_ids}
-    commands = _next_commands(found, files, given, queries, labels, normalize)
+    items, asked, right = _read_task(**task)
+    options: dict[str, Any] = {"groups": read_groups(groups), "ids": read_ids(task["ids"]), **given}
+    options |= {"queries": asked, "truth": right, "normalize": task["normalize"]}
+    with show_progress("Checking") as options["progress"]:
+        found = evaluation.check(items, references, **options)
+    files = {"gallery": task["gallery"], "references": references, "groups": groups}
+    kept = {name: given[name] for name in _CHECK_SETTINGS[:2] if name in given}
+    commands = _next_commands(found, files, kept, task)
     about = found.to_dict() | {"next": [" ".join(parts) for parts in commands]}
-    explained = ["", tabulate_check(found)] if explain else []
+    explained = ["", tables.tabulate_check(found)] if explain else []
     return Answer(about, [found.summary(), *explained], commands)
 
 
 def _next_commands(
-    found: evaluation.Check,
-    files: dict[str, Any],
-    settings: Mapping[str, Any],
-    queries: Path,
-    labels: Mapping[str, Path | None],
-    normalize: bool | None,
+    found: evaluation.Check, files: dict[str, Any], settings: dict[str, Any], task: dict[str, Any]
 ) -> list[list[str]]:
     """What to run next, with the files of this check."""
-    end = {"normalize": normalize}
+    end = {"normalize": task["normalize"]}
     if found.verdict == "unknown":
-        made = {"": queries, "-o": "bank.safetensors"}
-        used = {"gallery": files["gallery"], "references": "bank.safetensors"}
-        fit = {**used, "-o": "bias.safetensors"}
+        made = {"": task["queries"], "-o": "bank.safetensors"}
+        fit = {"gallery": files["gallery"], "references": made["-o"], "-o": "bias.safetensors"}
         return [write_command("bank", made | end), write_command("fit", fit | end)]
     if found.recommended is None:
         return []
     if found.recommended == "mixed":
         files["groups"] = "GROUPS"
     if found.is_mismatched:
-        files["recent"] = queries
+        files["recent"] = task["queries"]
     tuned = found.tuned if found.recommended == "tuned" else None
     params = {**tuned.params, "duplicates": "drop"} if tuned else {}
-    search = {"gallery": files["gallery"], "queries": queries}
-    bias = {"bias": "bias.safetensors"}
-    lines = [_fit_command(files, NNN().name, {**params, **settings}, normalize)]
-    if labels["truth"] is not None and not tuned:  # in-sample otherwise
-        lines.append(write_command("evaluate", {**search, **labels, **bias, **end}))
-    return [*lines, write_command("search", search | bias | end)]
-
-
-def _fit_command(
-    files: Mapping[str, Any], method: MethodName, params: Mapping[str, Any], normalize: bool | None
-) -> list[str]:
-    """The command that fits a setting."""
-    plain = ("reference_k", "alpha")
-    options = {**files, "method": None if method == NNN().name else method}
-    options |= {name: params[name] for name in plain if name in params}
-    others = [(name, value) for name, value in params.items() if name not in plain]
-    options["set"] = [
-        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
-        for name, value in others
-    ]
-    return write_command("fit", {**options, "-o": "bias.safetensors", "normalize": normalize})
+    lines = [write_fit(files, "nnn", {**params, **settings}, **end)]
+    bias = {"bias": "bias.safetensors"} | end
+    if task["truth"] is not None and not tuned:  # in-sample otherwise
+        lines.append(write_command("evaluate", task | bias))
+    search = {name: task[name] for name in ("gallery", "queries")}
+    return [*lines, write_command("search", search | bias)]
 
 
 @command(
     "evaluate --gallery photos.npy --queries captions.npy --truth truth.npy "
     "--bias bias.safetensors",
+    like=_read_task,
     report=True,
 )
 def evaluate(
-    gallery: Path,
-    queries: Path,
-    truth: Path | None = None,
-    bias: Path | None = None,
-    ids: Path | None = None,
-    parents: Path | None = None,
-    query_ids: Path | None = None,
-    hubs: int | None = None,
-    normalize: bool | None = None,
+    bias: Path | None = None, parents: Path | None = None, hubs: int | None = None, **task: Any
 ) -> Answer:
     """Measure R@k, and count and list hubs, before and after a correction."""
     loaded = Bias.load(bias) if bias else None
-    items = open_embeddings(gallery, name="gallery", normalize=normalize)
-    asked = open_embeddings(queries, name="queries", normalize=normalize)
-    owners = read_ids(parents, "parents")
-    if owners is not None and (truth is None or hubs):
+    named, owners = read_ids(task["ids"]), read_ids(parents, "parents")
+    if owners is not None and (task["truth"] is None or hubs):
         raise NNNormError("--parents are for --truth; hubs are counted without them")
-    items, asked, right = _read_task(items, asked, truth, normalize, ids, query_ids, owners)
-    named = read_ids(ids)
+    items, asked, right = _read_task(**task, parents=owners)
     about: dict[str, Any] = {"n_queries": len(asked), "n_gallery": len(items)}
-    tables: list[Any] = []
+    shown: list[Any] = []
     figures: dict[str, Any] = {}
-    with show_progress("Evaluating") as progress:
+    options: dict[str, Any] = {"truth": right}
+    with show_progress("Evaluating") as options["progress"]:
         if right is not None:
-            table, about["results"] = _measure(asked, items, loaded, right, progress, owners)
-            tables.append(table)
+            table, about["results"] = _measure(asked, items, loaded, parents=owners, **options)
+            shown.append(table)
         if right is None or hubs:
-            found = evaluation.diagnose(
-                asked, items, loaded, truth=right, ids=named, most=hubs or 10, progress=progress
-            )
-            tables += tabulate_diagnosis(found)
+            options |= {"ids": named, "most": hubs or 10}
+            found = evaluation.diagnose(asked, items, loaded, **options)
+            shown += tables.tabulate_diagnosis(found)
             about["hubs"] = found.to_dict()
             counts = (found.occurrences, found.occurrences_after)
             labels = ("uncorrected", label_method(found.method) if found.method else "")
-            figures["occurrences.png"] = lambda p: p.plot_occurrences(
+            figures["occurrences.png"] = lambda plots: plots.plot_occurrences(
                 *counts, labels=labels, k=found.k
             )
-    return Answer(about, tables, figures=figures)
+    return Answer(about, shown, figures=figures)
 
 
 def _measure(
-    queries: Any, items: Any, bias: Bias | None, truth: Any, progress: Any, parents: Any
+    queries: Any, items: Any, bias: Bias | None, **options: Any
 ) -> tuple[Any, list[dict[str, Any]]]:
     """The table of R@k before and after a bias, and the same for programs."""
-    options = {"truth": truth, "progress": progress, "parents": parents}
     raw = evaluation.evaluate(queries, items, **options)
     rows: list[tuple[Any, Any, float | None]]
     rows = [(raw, evaluation.make_result(NO_CORRECTION, {}, raw), None)]
@@ -199,83 +162,63 @@ def _measure(
         )
         programs.append({**result.to_dict(), "weight": weight, **means})
     title = f"{len(queries):,} queries, {len(items):,} items"
-    return tabulate_results([result for _, result, _ in rows], title, notes), programs
+    return tables.tabulate_results([result for _, result, _ in rows], title, notes), programs
 
 
 @command(
     "tune --gallery photos.npy --references past_queries.npy --queries captions.npy "
     "--truth truth.npy -o bias.safetensors",
+    like=_read_task,
     report=True,
     output="Write the chosen bias (.safetensors).",
     clicks="Clicks per item, to protect popular items.",
 )
 def tune(
-    gallery: Path,
     references: Path,
-    queries: Path,
     truth: Path,
     groups: Path | None = None,
-    ids: Path | None = None,
-    query_ids: Path | None = None,
     gallery_references: Path | None = None,
     clicks: Path | None = None,
     methods: list[str] | None = None,
     duplicates: Duplicates = "drop",
     select: evaluation.Select = "one-standard-error",
-    normalize: bool | None = None,
     output: Path | None = None,
+    **task: Any,
 ) -> Answer:
     """Measure a grid of settings on queries with known right items, and choose one."""
-    read = [gallery, references, queries, truth, groups, gallery_references, clicks]
-    check_output(output, read, ".safetensors")
-    items, asked, right = _read_task(gallery, queries, truth, normalize, ids, query_ids)
-    with show_progress("Trying every setting") as progress:
-        tuning = evaluation.tune(
-            items,
-            references,
-            queries=asked,
-            truth=right,
-            methods=methods or ["nnn"],
-            groups=read_groups(groups),
-            gallery_references=gallery_references,
-            duplicates=duplicates,
-            clicks=read_ids(clicks, "clicks"),
-            select=select,
-            normalize=normalize,
-            progress=progress,
-        )
+    items, asked, right = _read_task(**task, truth=truth)
+    options: dict[str, Any] = {"groups": read_groups(groups), "clicks": read_ids(clicks, "clicks")}
+    options |= {"gallery_references": gallery_references, "methods": methods or ["nnn"]}
+    options |= {"duplicates": duplicates, "select": select, "normalize": task["normalize"]}
+    with show_progress("Trying every setting") as options["progress"]:
+        tuning = evaluation.tune(items, references, queries=asked, truth=right, **options)
     if output is not None:
         tuning.bias.save(output)
         print_note(f"The chosen bias is in {output}")
-    best = tuning.best
-    commands = []
+    best, commands = tuning.best, []
     if best.method != NO_CORRECTION:
-        files: dict[str, Any] = {"gallery": gallery, "references": references, "groups": groups}
+        files = {"gallery": task["gallery"], "references": references, "groups": groups}
         given = {**best.params, "duplicates": duplicates}
         if gallery_references and find_method(best.method)[0].gallery_bank != "unused":
             given["gallery_references"] = gallery_references
         if tuning.between not in (None, 1):
             given["between"] = tuning.between
-        commands = [_fit_command(files, best.method, given, normalize)]
-    about = tuning.to_dict() | {"output": None if output is None else str(output)}
-    about["fit"] = " ".join(commands[0]) if commands else None
+        commands = [write_fit(files, best.method, given, task["normalize"])]
+    about = {**tuning.to_dict(), "fit": " ".join(commands[0]) if commands else None}
     has_map = any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid)
-    figures = {"grid.png": lambda p: p.plot_grid(tuning)} if has_map else {}
-    return Answer(about, [tabulate_tuning(tuning)], commands, figures)
+    figures = {"grid.png": lambda plots: plots.plot_grid(tuning)} if has_map else {}
+    return Answer(about, [tables.tabulate_tuning(tuning)], commands, figures)
 
 
 @command(
     "compare --gallery photos.npy --references past_queries.npy --queries captions.npy "
     "--truth truth.npy",
+    like=_read_task,
     report=True,
 )
 def compare(
-    gallery: Path,
     references: Path,
-    queries: Path,
     truth: Path,
-    ids: Path | None = None,
-    query_ids: Path | None = None,
     gallery_references: Path | None = None,
     validation_gallery: Path | None = None,
     validation_queries: Path | None = None,
@@ -283,33 +226,25 @@ def compare(
     methods: list[str] | None = None,
     duplicates: Duplicates = "drop",
     select: evaluation.Select = "one-standard-error",
-    normalize: bool | None = None,
+    **task: Any,
 ) -> Answer:
     """Tune every method on validation queries and compare them on test queries."""
-    task = None
+    held_out, normalize = None, task["normalize"]
     if validation_queries is not None and validation_truth is not None:
-        held_out = validation_gallery or gallery, validation_queries, validation_truth
-        other, asked, right = _read_task(*held_out, normalize)
-        task = evaluation.Task(asked, other, right)
+        side = validation_gallery or task["gallery"], validation_queries, validation_truth
+        other, asked, right = _read_task(*side, normalize=normalize)
+        held_out = evaluation.Task(asked, other, right)
     elif validation_gallery or validation_queries or validation_truth:
         raise NNNormError("validation needs both --validation-queries and --validation-truth")
-    items, asked, right = _read_task(gallery, queries, truth, normalize, ids, query_ids)
-    with show_progress("Comparing") as progress:
+    items, asked, right = _read_task(**task, truth=truth)
+    options: dict[str, Any] = {"validation": held_out, "gallery_references": gallery_references}
+    options |= {"methods": methods or "all", "duplicates": duplicates, "select": select}
+    with show_progress("Comparing") as options["progress"]:
         comparison = evaluation.compare(
-            items,
-            references,
-            queries=asked,
-            truth=right,
-            validation=task,
-            gallery_references=gallery_references,
-            duplicates=duplicates,
-            methods=methods or "all",
-            select=select,
-            normalize=normalize,
-            progress=progress,
+            items, references, queries=asked, truth=right, normalize=normalize, **options
         )
-    figures = {"gains.png": lambda p: p.plot_gains(comparison)}
-    return Answer(comparison.to_dict(), [tabulate_comparison(comparison)], figures=figures)
+    figures = {"gains.png": lambda plots: plots.plot_gains(comparison)}
+    return Answer(comparison.to_dict(), [tables.tabulate_comparison(comparison)], figures=figures)
 
 
 @command(
@@ -328,50 +263,12 @@ def audit(
     normalize: bool | None = None,
 ) -> Answer:
     """Count how often each group is retrieved, before and after a correction."""
-    pair: Any = difference and tuple(difference.split(","))
+    options: dict[str, Any] = {"groups": read_groups(groups), "ks": ks or [10]}
+    options |= {"difference": difference and tuple(difference.split(",")), "target": target_shares}
     loaded = Bias.load(bias) if bias else None
-    with show_progress("Counting groups") as progress:
-        found = evaluation.audit(
-            queries,
-            gallery,
-            loaded,
-            groups=read_groups(groups),
-            ks=ks or [10],
-            difference=pair,
-            target=target_shares,
-            normalize=normalize,
-            progress=progress,
-        )
+    with show_progress("Counting groups") as options["progress"]:
+        found = evaluation.audit(queries, gallery, loaded, normalize=normalize, **options)
     correction = None if loaded is None else {"method": loaded.method, **loaded.params}
-    figures = {"audit.png": lambda p: p.plot_audit(found)}
-    return Answer({**found.to_dict(), "correction": correction}, tabulate_audit(found), (), figures)
-
-
-# --- input ---------------------------------------------------------------------------------------
-
-
-def _read_task(
-    gallery: Any,
-    queries: Any,
-    truth: Path | None,
-    normalize: bool | None,
-    ids: Path | None = None,
-    query_ids: Path | None = None,
-    parents: Any = None,
-) -> tuple[Any, Any, Any]:
-    """Read the right items; qrels name them by ids, and leave out queries without any."""
-    if truth is None or truth.suffix in _NO_QRELS:
-        if query_ids is not None:
-            raise NNNormError("--query-ids are for qrels; leave them out")
-        return gallery, queries, None if truth is None else evaluation.read_truth(truth)
-    items = open_embeddings(gallery, name="gallery", normalize=normalize)
-    asked = open_embeddings(queries, name="queries", normalize=normalize)
-    named = [
-        next(some for some in (read_ids(file), side.ids, range(len(side))) if some is not None)
-        for file, side in ((query_ids, asked), (ids, items))
-    ]
-    if parents is not None:
-        named[1] = Documents.open(parents, len(items), items.name).ids
-    qrels = evaluation.read_qrels(truth)
-    rows, right = evaluation.truth_of_qrels(qrels, query_ids=named[0], ids=named[1])
-    return items, asked if len(rows) == len(asked) else asked.subset(rows), right
+    about = {**found.to_dict(), "correction": correction}
+    figures = {"audit.png": lambda plots: plots.plot_audit(found)}
+    return Answer(about, tables.tabulate_audit(found), figures=figures)

@@ -4,6 +4,7 @@ A URL names an engine and a collection: ``faiss:photos``, ``sqlite:photos.db?tab
 ``qdrant://localhost:6333/photos``.
 """
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,32 +13,18 @@ import numpy as np
 import typer
 
 from nnnorm.bias import Popularity
-from nnnorm.cli.app import HelpfulGroup, app, command
+from nnnorm.cli.app import COMMANDS, HelpfulGroup, app, command
+from nnnorm.cli.inputs import read_groups
 from nnnorm.cli.options import Line
-from nnnorm.cli.output import (
-    Answer,
-    Facts,
-    answer_ranking,
-    check_output,
-    read_groups,
-    read_ids,
-    show_progress,
-)
+from nnnorm.cli.output import Answer, Facts, answer_ranking, show_progress
 from nnnorm.errors import NNNormError
-from nnnorm.index import (
-    CorrectedIndex,
-    build_index,
-    copy_index,
-    open_index,
-    verify_index,
-)
+from nnnorm.index import CorrectedIndex, build_index, copy_index, open_index, verify_index
 from nnnorm.ranking import Ranking
-from nnnorm.tables import read_json, read_jsonl
+from nnnorm.tables import read_ids, read_objects
 
 index_app = typer.Typer(
     cls=HelpfulGroup,
-    help="Run the corrected search in your vector database.",
-    short_help="Run the corrected search in your vector database.",
+    help=COMMANDS["index"][1],
     rich_markup_mode=None,
 )
 app.add_typer(index_app, name="index")
@@ -47,24 +34,29 @@ _GROUPS_KEY = "Key of the metadata with each item's group."
 _LEFT = "the index is as it was before: run the command again"
 
 
+def _read_items(
+    ids: Path | None = None, metadata: Path | None = None, groups: str | None = None
+) -> dict[str, Any]:
+    """Read what is known about items; groups come from a file, or are a key of the metadata."""
+    is_file = groups is not None and (Path(groups).is_file() or ":" in groups)
+    return {
+        "ids": read_ids(ids),
+        "metadata": None if metadata is None else read_objects(metadata),
+        "groups": read_groups(Path(str(groups))) if is_file else groups,
+    }
+
+
 @command(
     "index build faiss:photos --gallery photos.npy --corrector c.safetensors",
     index_app,
+    like=_read_items,
     groups=_GROUPS,
 )
-def build(
-    url: str,
-    gallery: Path,
-    corrector: Path,
-    ids: Path | None = None,
-    metadata: Path | None = None,
-    groups: str | None = None,
-) -> Answer:
+def build(url: str, gallery: Path, corrector: Path, **known: Any) -> Answer:
     """Build an index in an engine."""
-    options = {"ids": read_ids(ids), "metadata": _read_metadata(metadata)}
-    options["groups"] = _read_groups(groups)
-    with show_progress("Building", _LEFT) as progress:
-        index = build_index(url, gallery, corrector, progress=progress, **options)
+    options = _read_items(**known)
+    with show_progress("Building", _LEFT) as options["progress"]:
+        index = build_index(url, gallery, corrector, **options)
     with index:
         return _describe(index, "Built")
 
@@ -93,9 +85,8 @@ def search(
     output: Path | None = None,
 ) -> Answer:
     """Search an index."""
-    check_output(output, [queries], ".npz")
+    options: dict[str, Any] = {"weight": weight, "min_confidence": min_confidence}
     with open_index(url) as index:
-        options: dict[str, Any] = {"weight": weight, "min_confidence": min_confidence}
         hits = index.search(queries, k, filter=only, parents=parents, **options)
         used = index.config.weight if weight is None else weight
     ranking = Ranking(hits.scores, hits.ids, hits.ids, hits.confidence, hits.parents)
@@ -105,25 +96,17 @@ def search(
 @command(
     "index add faiss:photos --gallery new.npy --ids new.txt --corrector c.safetensors",
     index_app,
+    like=_read_items,
     gallery="New items: .npy, .npz, .parquet or a folder.",
     groups=_GROUPS,
 )
-def add(
-    url: str,
-    gallery: Path,
-    corrector: Path,
-    ids: Path | None = None,
-    metadata: Path | None = None,
-    groups: str | None = None,
-    replace: bool = False,
-) -> Answer:
+def add(url: str, gallery: Path, corrector: Path, replace: bool = False, **known: Any) -> Answer:
     """Add items to an index."""
-    named, described = read_ids(ids), _read_metadata(metadata)
+    options = _read_items(**known)
     with open_index(url, corrector) as index:
         before, change = len(index), index.upsert if replace else index.add
         with show_progress("Adding", _LEFT):
-            labels = _read_groups(groups)
-            change(gallery, ids=_ids_like(index, named), metadata=described, groups=labels)
+            change(gallery, **{**options, "ids": _ids_like(index, options["ids"])})
         return _describe_change(index, "Added to", {"added": len(index) - before})
 
 
@@ -160,11 +143,10 @@ def refresh(
     if counted is None and (named is not None or popularity_weight is not None):
         raise NNNormError("--ids and --popularity-weight need --clicks; pass it, or leave them out")
     weight = 0.02 if popularity_weight is None else popularity_weight
-    popularity = None if counted is None else Popularity(counted, weight)
-    with open_index(url) as index:
-        options = {"popularity": popularity, "ids": _ids_like(index, named), "groups": groups}
-        with show_progress("Refreshing", _LEFT) as progress:
-            index.refresh(corrector, progress=progress, **options)
+    options: dict[str, Any] = {"groups": groups}
+    options["popularity"] = None if counted is None else Popularity(counted, weight)
+    with open_index(url) as index, show_progress("Refreshing", _LEFT) as progress:
+        index.refresh(corrector, ids=_ids_like(index, named), progress=progress, **options)
         return _describe(index, "Refreshed")
 
 
@@ -221,9 +203,9 @@ def copy(
     groups: str | None = None,
 ) -> Answer:
     """Copy a collection with its ids and metadata, and correct the copy."""
-    with show_progress("Copying", _LEFT) as progress:
-        options: dict[str, Any] = {"references": references, "groups": groups}
-        made = copy_index(source, target, corrector, progress=progress, **options)
+    options: dict[str, Any] = {"references": references, "groups": groups}
+    with show_progress("Copying", _LEFT) as options["progress"]:
+        made = copy_index(source, target, corrector, **options)
     with made:
         return _describe(made, "Copied to")
 
@@ -233,34 +215,14 @@ def copy(
 
 def _ids_like(index: CorrectedIndex, ids: Any) -> Any:
     """Read ids of a text file as whole numbers if those of the index are."""
-    if ids is None or isinstance(ids, np.ndarray):
-        return None if ids is None else ids.tolist()
-    if not all(isinstance(own, str) for own in ids):
+    if isinstance(ids, np.ndarray):
+        return ids.tolist()
+    if ids is None or not all(isinstance(own, str) for own in ids):
         return ids
     kept = [own.strip() for own in ids if own.strip()]
-    if index.config.string_ids:
-        return kept
-    try:
-        return [int(own) for own in kept]
-    except ValueError:
-        return kept  # rejected with the kind that they should have
-
-
-def _read_groups(given: str | None) -> Any:
-    """Labels from a file, or the key of the metadata that has them, as it is given."""
-    is_key = given is None or not (Path(given).is_file() or ":" in given)
-    return given if is_key else read_groups(Path(str(given)))
-
-
-def _read_metadata(path: Path | None) -> list[dict[str, Any]] | None:
-    if path is None:
-        return None
-    if path.suffix == ".jsonl":
-        return read_jsonl(path)
-    entries = read_json(path, "a list of objects")
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise NNNormError(f"{path} must hold one JSON object per item")
-    return entries
+    with suppress(ValueError):  # rejected with the kind that they should have
+        return kept if index.config.string_ids else [int(own) for own in kept]
+    return kept
 
 
 def _describe(index: CorrectedIndex, done: str = "") -> Answer:

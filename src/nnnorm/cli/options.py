@@ -1,7 +1,7 @@
 """Every option of the command line: its group and its line in the help, and how it is written.
 
 A command's function has plain parameters, such as ``gallery: Path``; `app.command` makes options of
-them from this table. A command may replace a line with one of its own.
+them from this table, in its order. A command may replace a line with one of its own.
 """
 
 from collections.abc import Iterator
@@ -118,7 +118,7 @@ LINES = {
     "browser": _setting("Open the page in a browser."),
     # --- output
     "output": _output("File to write.", flags=("-o", "--output")),
-    "save_corrector": _output("Also write a corrector, for new items."),
+    "save_corrector": _output("Also write a corrector (.safetensors)."),
     "run_file": _output("Also write a TREC run file."),
     "export": _output("Write a page to this folder; don't serve.", "FOLDER"),
     "report": _output("Write tables (report.md) and plots.", "FOLDER"),

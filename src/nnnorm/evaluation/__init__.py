@@ -1,4 +1,4 @@
-"""Measuring what a correction does: recall, hubs, tuning, comparisons, audits.
+"""Measure the effect of a correction: recall, hubs, tuning, comparisons, audits.
 
 metrics      the right items of every query and their ranks: R@K, MRR, nDCG
 hubness      how often items are retrieved, hubs, a null model; `diagnose`
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from nnnorm.evaluation.checking import Check, check
 from nnnorm.evaluation.hubness import (
-    HUB,
     Diagnosis,
     compare_occurrences,
     count_occurrences,
@@ -28,6 +27,7 @@ from nnnorm.evaluation.hubness import (
     expect_occurrences,
     find_hubs,
     find_rescued,
+    hub_hits,
     judge_hubs,
     measure_hubness,
     robust_z,

@@ -1,15 +1,15 @@
 """`check`: are there hubs, will a correction help, which one, and what to do next.
 
-What every other function measures by itself, put together. Hubs are compared with a null model
-(`hubness`). Without labels the past queries say what to expect: whether their halves agree
-(reliability), whether they are like the queries (z), and what becomes of the hubs. With labels the
-gain is measured on all queries: NNN's automatic rule uses no labels, and a tuned setting is
-cross-fitted. The gains are those of `evaluate`, `tune` and `compare` to the last digit.
+`check` combines other functions. Hubs are compared with a null model (`hubness`). Without labels,
+the expected effect follows from the past queries: whether their halves agree (reliability), whether
+they resemble the queries (z), and how the hubs change. With labels, the gain is measured on all
+queries. Automatic settings use no labels, and tuned settings are cross-fitted. The gains equal
+those of `evaluate`, `tune` and `compare`.
 """
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import quiet
-from nnnorm.evaluation.clusters import find_clusters
+from nnnorm.evaluation.clusters import FAR_APART, find_clusters
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
 from nnnorm.evaluation.metrics import Evaluation, evaluate, open_truth, warn_of_overlap
 from nnnorm.evaluation.results import Interval, Record
@@ -51,56 +51,51 @@ Verdict = Literal["correct", "try", "leave", "unknown"]
 Expectation = Literal["help", "little", "unclear"]
 Recommended = Literal["automatic", "tuned", "mixed"] | None
 
-_WITHOUT_LABELS: dict[Expectation, Verdict] = {
-    "help": "correct",
-    "unclear": "try",
-    "little": "leave",
-}
+_WITHOUT_LABELS: dict[Any, Verdict] = {"help": "correct", "unclear": "try", "little": "leave"}
 _UNBROKEN = "\N{NO-BREAK SPACE}"  # between a name and its number
-_EXPECTATIONS: dict[Expectation, str] = {
+_EXPECTATIONS = {
     "help": "likely to help if your queries ask for all of the gallery",
     "little": "little to expect",
     "unclear": "not clear that it helps",
 }
-# Halves of a bank that agree less than this say more about themselves than about the items.
+# If halves of a bank agree less than this, their biases are mostly noise.
 _LEAST_RELIABLE = 0.5
-# All of six changes for the better are the fewest that a sign test takes for more than chance.
+# Six changes, all for the better, are the fewest that pass a sign test.
 _FEWEST_CHANGED = 6
 # If none of so many change, fewer than one in a hundred do (95 %).
 _FEWEST_LABELS = 300
-# A correction that gives fewer queries another first item changes nothing that matters.
+# If a correction gives fewer queries another top-1 item, its effect doesn't matter.
 _LEAST_MOVED = 0.005
-# Past queries whose first items are looked at, and standard errors that are more than noise.
+# Past queries whose top-1 items are counted, and standard errors that aren't noise.
 _MOST_PAST, _FAR = 4096, 3.0
-# If the queries ask for nearly all items, so do the past queries.
+# If queries ask for nearly all items, past queries do too.
 _NEARLY_ALL = 0.9
-# Points of R@1 that an interval must be able to tell from 0 to be of use.
+# Points of R@1 that an interval must distinguish from 0 to be useful.
 _WORTH_SEEING = 0.01
 
 
 @dataclass(frozen=True)
 class Measured(Record):
-    """One correction on the queries, compared with none; gains need labels."""
+    """The effect of one correction on the queries; gains need labels."""
 
     method: MethodName
     params: dict[str, Any]  # empty if no correction was chosen
     hubs: Hubs
-    moved: float  # share of queries that get another first item
+    moved: float  # share of queries with another top-1 item
     recall_at_1: float | None = None
     gain: Interval | None = None
     n_changed: int | None = None  # right items whose queries are answered better or worse
 
     @property
     def is_sure(self) -> bool:
-        """Whether the gain is not 0, and more than a handful of right items show it."""
-        if self.gain is None or self.n_changed is None:
-            return False
-        return self.n_changed >= _FEWEST_CHANGED and not self.gain.includes_zero
+        """Whether the interval excludes 0, and enough right items show the gain."""
+        is_many = (self.n_changed or 0) >= _FEWEST_CHANGED
+        return self.gain is not None and is_many and not self.gain.includes_zero
 
 
 @dataclass(frozen=True)
 class Mixed(Measured):
-    """Two clusters of items that nobody labeled, and a correction with them as groups."""
+    """Two clusters of unlabeled items, and a correction with them as groups."""
 
     sizes: tuple[int, int] = (0, 0)
     items: tuple[int, int] = (0, 0)  # one of each
@@ -110,7 +105,7 @@ class Mixed(Measured):
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Record):
-    """A verdict, what it rests on, and what to do next; printed, it is a report."""
+    """The verdict of `check`, with its figures and the next steps; `print` shows a report."""
 
     verdict: Verdict
     hubs: Hubs  # of the search as it is
@@ -141,7 +136,7 @@ class Check(Record):
 
     @property
     def is_mismatched(self) -> bool:
-        """Whether the past queries are of another source, and no label shows that they help."""
+        """Whether the past queries come from another source, and no labels show that they help."""
         return self.verdict == "try" and (self.z or 0) > MISMATCH_WARNING_Z
 
     def name_item(self, item: int) -> str:
@@ -160,7 +155,7 @@ class Check(Record):
         return f"Check({self.verdict!r}, hubs {self.hubs.severity}, {sizes})"
 
     def __str__(self) -> str:
-        return "\n".join([self.summary(), *_labeled("Next", list(self.next))])
+        return "\n".join([self.summary(), *_labeled("Next", self.next)])
 
     def summary(self) -> str:
         """Return the report without the next lines, in 80 columns."""
@@ -172,9 +167,10 @@ class Check(Record):
         }
         if self.mixed is not None:
             texts["Groups"] = self._tell_groups(self.mixed)
-        lines = []
-        for label, text in texts.items():
-            lines += _labeled(label, textwrap.wrap(text, 66, break_on_hyphens=False))
+        wrapped = {
+            label: textwrap.wrap(text, 66, break_on_hyphens=False) for label, text in texts.items()
+        }
+        lines = [line for one in wrapped.items() for line in _labeled(*one)]
         return "\n".join(lines).replace(_UNBROKEN, " ")
 
     def _tell_verdict(self) -> str:
@@ -182,7 +178,12 @@ class Check(Record):
         if self.verdict == "unknown":
             return "unknown without past queries; today's can be the bank of later searches."
         if chosen is None:
-            return f"no correction needed: {self._why_none()}."
+            why = "there are no hubs to remove" if self.expectation is None else "no gain is shown"
+            if self.automatic and self.automatic.is_sure and _mean(self.automatic) < 0:
+                why = "it makes results worse here"
+            elif self.expectation == "little":
+                why = "it would change next to nothing"
+            return f"no correction needed: {why}."
         setting = describe_setting(chosen.method, chosen.params, ", ", " = ")
         how = f"{label_method(chosen.method)}, {setting} ({self.recommended} settings)"
         if self.recommended == "mixed":
@@ -192,14 +193,6 @@ class Check(Record):
         if self.recall_at_1 is None:
             return f"try {how}, and label some queries to see whether it helps."
         return f"try {how} next to the search as it is; no gain is shown yet."
-
-    def _why_none(self) -> str:
-        gain = self.automatic.gain if self.automatic and self.automatic.is_sure else None
-        if gain is not None and gain.high < 0:
-            return "it makes results worse here"
-        if self.expectation == "little":
-            return "it would change next to nothing"
-        return "there are no hubs to remove" if self.expectation is None else "no gain is shown"
 
     def _tell_groups(self, mixed: Mixed) -> str:
         sizes, items = mixed.sizes, [self.name_item(item) for item in mixed.items]
@@ -220,11 +213,10 @@ class Check(Record):
 
     def _tell_hubs(self) -> str:
         hubs = self.hubs
-        found: str = hubs.severity
-        if found == "none":
-            found = f"none visible in {self.n_queries:,} queries"
+        found = f"none visible in {self.n_queries:,} queries"
         text = (
-            f"{found}. Item {self.name_item(hubs.item)} is {hubs.places} for {hubs.most:,} "
+            f"{found if hubs.severity == 'none' else hubs.severity}. "
+            f"Item {self.name_item(hubs.item)} is {hubs.places} for {hubs.most:,} "
             f"{'query' if hubs.most == 1 else 'queries'} ({hubs.most_by_chance:,.0f} by chance); "
             f"{hubs.n_never:,} of {self.n_gallery:,} items never are "
             f"({hubs.n_never_by_chance:,.0f} by chance)."
@@ -280,13 +272,17 @@ class Check(Record):
         return text
 
 
-def _labeled(label: str, lines: Sequence[str]) -> list[str]:
+def _labeled(label: str, lines: Iterable[str]) -> list[str]:
     """Lines to the right of a label."""
     return [f"{'' if place else label:14}{line}" for place, line in enumerate(lines)]
 
 
 def _tell_gain(gain: Interval) -> str:
     return f"{gain.show()[:-1]}{', includes 0' if gain.includes_zero else ''}]"
+
+
+def _mean(measured: Measured | None) -> float:
+    return 0.0 if measured is None or measured.gain is None else measured.gain.mean
 
 
 def check(
@@ -304,26 +300,25 @@ def check(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Check:
-    """Judge the hubs of a search, and whether a correction helps, in one verdict.
+    """Measure the hubs of a search, and recommend a correction or none.
 
     Parameters
     ----------
     gallery : array or path, shape (n_gallery, dim)
     references : Bank, array or path, shape (n_references, dim), optional
-        Past queries. Without them, only the hubs are judged.
+        Past queries. Without them, only hubs are measured.
     queries : array or path, shape (n_queries, dim)
-        A sample of the queries that the search gets, none of them among the references.
+        A sample of today's queries. They shouldn't be among the references.
     truth : array or list, optional
-        The right items of the queries, see `open_truth`: the gain is measured.
+        The right items of the queries, to measure the gain; see `open_truth`.
     groups : array, shape (n_gallery,), optional
-        A label per item of a mixed gallery, see `Method.fit`. Without labels, `mixed` has two
+        One label per item of a mixed gallery; see `Method.fit`. Without labels, `mixed` has two
         clusters of items if their mean biases are far apart.
     ids : sequence, optional
-        Id of every item, shown instead of its row number; by default the ids of the gallery if it
-        has any.
+        Ids of the items, shown instead of row numbers; by default those of the gallery, if any.
     duplicates, allow_gallery_rows : optional
-        Whether copies in the bank count once, and whether references may be rows of the gallery,
-        see `Method.fit`.
+        Whether near-duplicates count once, and whether references may be rows of the gallery; see
+        `Method.fit`.
     seed : int
         Random seed of the null model, of the folds and of the intervals.
     normalize : bool, optional
@@ -348,7 +343,6 @@ def check(
     """
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
-    names = open_ids(ids, items)
     sizes = {"n_queries": len(asked), "n_gallery": len(items)}
     right = None if truth is None else open_truth(truth, **sizes)
     k = places_to_count(**sizes)
@@ -357,43 +351,39 @@ def check(
     def look(
         bias: Bias | None, found: Evaluation | None = None
     ) -> tuple[Evaluation | None, npt.NDArray[Any]]:
-        """Search with a correction: the evaluation, and the first hits."""
+        """Search with a correction; return the evaluation and the top-1 hits."""
         if found is None and right is not None:
             found = evaluate(asked, items, bias, truth=right, **run)
         if found is not None and k == 1:
             return found, found.top1[:, None]
         return found, search(asked, items, bias, k=k, **run).indices
 
-    def judge(hits: npt.NDArray[Any]) -> Hubs:
-        return judge_hubs(hits, len(items), truth=right, queries=asked, seed=seed)
+    def measure(found: Evaluation | None, hits: npt.NDArray[Any]) -> dict[str, Any]:
+        """Compare a corrected search with the uncorrected one."""
+        hubs = judge_hubs(hits, len(items), truth=right, queries=asked, seed=seed)
+        about: dict[str, Any] = {"hubs": hubs, "moved": float((hits[:, 0] != firsts).mean())}
+        if raw is not None and found is not None:
+            is_other = found.hits(1) != raw.hits(1)
+            about["n_changed"] = len(np.unique(raw.truth.clusters[is_other]))
+            about |= {"recall_at_1": found.recall(1), "gain": found.gain_over(raw, seed=seed)}
+        return about
 
     raw, hits = look(None)
     firsts = hits[:, 0]
-
-    def measure(found: Evaluation | None, hits: npt.NDArray[Any]) -> dict[str, Any]:
-        """A search, compared with the one as it is."""
-        about = {"hubs": judge(hits), "moved": float((hits[:, 0] != firsts).mean())}
-        if raw is None or found is None:
-            return about
-        is_other = found.hits(1) != raw.hits(1)
-        return about | {
-            "recall_at_1": found.recall(1),
-            "gain": found.gain_over(raw, seed=seed),
-            "n_changed": len(np.unique(raw.truth.clusters[is_other])),
-        }
-
-    about: dict[str, Any] = {
-        "hubs": judge(hits),
-        "recall_at_1": None if raw is None else raw.recall(1),
-        "ids": names,
-        **sizes,
-    }
+    as_it_is = judge_hubs(hits, len(items), truth=right, queries=asked, seed=seed)
+    recall = None if raw is None else raw.recall(1)
+    about: dict[str, Any] = {"hubs": as_it_is, "recall_at_1": recall, **sizes}
+    about["ids"] = open_ids(ids, items)
     if references is None:
-        return _without_references(about)
+        # Small hubs don't show without labels, nor in fewer queries than items.
+        if as_it_is.severity == "none" and k == 1 and right is not None:
+            return Check(verdict="leave", **about)
+        lines = ("bank = nnnorm.Bank.of(queries)", "bias = nnnorm.NNN().fit(gallery, bank)")
+        return Check(verdict="unknown", next=lines, **about)
     bank = open_references(references, normalize=normalize)
     warn_of_overlap(bank, asked)
     fit: dict[str, Any] = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
-    # The verdict says what these warnings mean.
+    # The verdict covers these warnings.
     with quiet("the past queries don't resemble"), quiet(LIKE_ITEMS):
         bias = NNN().fit(items, bank, groups=groups, **fit, **run)
     z = mismatch_z(bank, asked if right is None else asked.subset(right.one_per_cluster))
@@ -401,22 +391,24 @@ def check(
     corrected, hits = look(bias)
     automatic = Measured(bias.method, dict(bias.params), **measure(corrected, hits))
     expectation, reasons = _expect(bias, automatic.moved, z, with_items)
-    clusters = find_clusters(items, bank, bias.reference_k or 1) if groups is None else None
+    labels, apart = None, 0.0
+    if groups is None:
+        labels, apart = find_clusters(items, bank, bias.reference_k or 1)
     tuned = better = mixed = within = None
-    if clusters is not None and clusters.is_mixed:
-        labels = np.where(clusters.labels, "second", "first")
+    if labels is not None and apart > FAR_APART:
         with quiet():
             bias = NNN().fit(items, bank, groups=labels, **fit, **run)
+        n_second = int(labels.sum())
         mixed = Mixed(
             bias.method,
             dict(bias.params),
             **measure(*look(bias)),
-            sizes=clusters.sizes,
-            items=clusters.items,
-            apart=clusters.apart,
+            sizes=(len(items) - n_second, n_second),
+            items=(int(labels.argmin()), int(labels.argmax())),
+            apart=apart,
             has_both=right is None or len(np.unique(labels[right.items])) == 2,
         )
-        # What the groups differ by looks like a mismatch of the past queries.
+        # A difference between groups looks like mismatched past queries.
         reasons = _expect(bias, mixed.moved, z, with_items)[1]
     elif right is not None and raw is not None and corrected is not None:
         with quiet():  # of what was warned of above
@@ -433,17 +425,14 @@ def check(
             rows = np.unique(right.items)
             some = replace(right, items=np.searchsorted(rows, right.items))
             known = None if groups is None else np.asarray(groups)[rows]
+            asked_for = items.subset(rows)
             with quiet():
-                own = NNN().fit(items.subset(rows), bank, groups=known, **fit, **run)
+                own = NNN().fit(asked_for, bank, groups=known, **fit, **run)
             before, after = (
-                evaluate(asked, items.subset(rows), one, truth=some, **run) for one in (None, own)
+                evaluate(asked, asked_for, one, truth=some, **run) for one in (None, own)
             )
             within = after.gain_over(before, seed=seed)
     verdict, recommended = _judge(expectation, automatic, tuned, better, mixed, within)
-    options: dict[str, Any] = {"normalize": normalize} if normalize is not None else {}
-    chosen = tuned if recommended == "tuned" else None
-    options |= {"duplicates": duplicates} if chosen or duplicates == "keep" else {}
-    options |= {"allow_gallery_rows": True} if allow_gallery_rows else {}
     report = Check(
         verdict=verdict,
         expectation=expectation,
@@ -463,16 +452,20 @@ def check(
     )
     if recommended is None:
         return report
-    arguments = ", recent=queries" if report.is_mismatched else ""
-    arguments += ", groups=groups" if groups is not None or recommended == "mixed" else ""
-    return replace(report, next=_next_lines(chosen, options, arguments))
+    options: dict[str, Any] = {"recent": "queries"} if report.is_mismatched else {}
+    options |= {"groups": "groups"} if groups is not None or recommended == "mixed" else {}
+    options |= {} if normalize is None else {"normalize": normalize}
+    is_tuned = recommended == "tuned"
+    options |= {"duplicates": repr(duplicates)} if is_tuned or duplicates == "keep" else {}
+    options |= {"allow_gallery_rows": True} if allow_gallery_rows else {}
+    return replace(report, next=_next_lines(tuned if is_tuned else None, options))
 
 
 def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bool:
-    """Whether past queries find the right items of the queries less often than chance does.
+    """Whether past queries find the right items of the queries less often than expected.
 
     Queries find the right items of other queries by chance. Past queries of the same kind find them
-    at least as often, as some ask for them.
+    at least as often, because some ask for them.
     """
     right = np.unique(raw.truth.items)
     some = bank.subset(np.linspace(0, len(bank) - 1, min(len(bank), _MOST_PAST)).astype(np.int64))
@@ -488,7 +481,7 @@ def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bo
 def _expect(
     bias: Bias, moved: float, z: float, with_items: bool
 ) -> tuple[Expectation, tuple[str, ...]]:
-    """What a bank promises without labels, and why no more."""
+    """Describe the expected effect without labels, and its limits."""
     reliability = bias.params.get("reliability", 0.0)
     reasons = []
     if with_items:
@@ -519,27 +512,24 @@ def _judge(
         return "try", "mixed"
     best = automatic
     recommended: Recommended = "automatic"
-    # With past queries for other items, tuning chooses too large a weight.
+    # If past queries ask for other items, tuning chooses too large a weight.
     is_better = within is None and better is not None and better.low > 0
     if is_better and tuned is not None and tuned.params and tuned.is_sure:
         best, recommended = tuned, "tuned"
-    gains = [one.gain.mean for one in (automatic, mixed) if one is not None and one.gain]
-    if mixed is not None and mixed.is_sure and gains[1] > max(0.0, gains[0]):
+    if mixed is not None and mixed.is_sure and _mean(mixed) > max(0.0, _mean(automatic)):
         best, recommended = mixed, "mixed"
-    verdict: Verdict
-    if best.gain is None:  # no labels
-        verdict = _WITHOUT_LABELS[expectation]
-    elif not best.is_sure:
+    verdict = _WITHOUT_LABELS[expectation]
+    if best.is_sure:
+        verdict = "correct" if _mean(best) > 0 else "leave"
+    elif best.gain is not None:
         verdict = "leave" if expectation == "little" else "try"
-    else:
-        verdict = "correct" if best.gain.mean > 0 else "leave"
     if verdict == "correct" and within is not None and within.low <= 0:
         verdict = "try"
     return verdict, None if verdict == "leave" else recommended
 
 
 def _count_needed(measured: Measured, n_queries: int) -> int | None:
-    """Labeled queries that would tell one point of R@1 from none, if these are too few."""
+    """Number of labeled queries needed to show one point of R@1, if these are too few."""
     gain = measured.gain
     if gain is None or measured.is_sure:
         return None
@@ -551,24 +541,11 @@ def _count_needed(measured: Measured, n_queries: int) -> int | None:
     return math.ceil(n_queries * (half_width / _WORTH_SEEING) ** 2)
 
 
-def _without_references(about: dict[str, Any]) -> Check:
-    hubs = about["hubs"]
-    # Small hubs don't show without labels, nor in fewer queries than items.
-    if hubs.severity == "none" and hubs.k == 1 and about["recall_at_1"] is not None:
-        return Check(verdict="leave", **about)
-    lines = ("bank = nnnorm.Bank.of(queries)", "bias = nnnorm.NNN().fit(gallery, bank)")
-    return Check(verdict="unknown", next=lines, **about)
-
-
-def _next_lines(
-    tuned: Measured | None, options: Mapping[str, Any], arguments: str
-) -> tuple[str, ...]:
-    more = arguments + "".join(f", {name}={value!r}" for name, value in options.items())
+def _next_lines(tuned: Measured | None, options: dict[str, Any]) -> tuple[str, str]:
+    more = "".join(f", {name}={value}" for name, value in options.items())
     also = f", normalize={options['normalize']}" if "normalize" in options else ""
-    method = "nnnorm.NNN()"
-    if tuned is not None:
-        method = f"nnnorm.{make_method(tuned.method, **tuned.params)!r}"
-    fit = f"bias = {method}.fit(gallery, references{more})"
-    if "recent=" in arguments:
+    method = "NNN()" if tuned is None else repr(make_method(tuned.method, **tuned.params))
+    fit = f"bias = nnnorm.{method}.fit(gallery, references{more})"
+    if "recent" in options:
         fit = f"bias = nnnorm.Corrector.fit(gallery, references{more}).bias"
     return fit, f"nnnorm.search(queries, gallery, bias, k=10{also})"

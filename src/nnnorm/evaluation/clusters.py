@@ -1,11 +1,9 @@
-"""Mixed galleries that nobody labeled: two clusters of items with very different bias.
+"""Unlabeled mixed galleries: two clusters of items with very different biases.
 
-Two means of the rows, started on both sides of the first principal axis. Photos and texts by CLIP
-are two clusters whose mean bias differs by 5 to 8 standard deviations; the clusters of galleries of
-one kind differ by 1.6 at most (`benchmarks/mixed.py`).
+k-means finds two clusters, starting on both sides of the first principal axis. In CLIP galleries of
+photos and texts, their mean biases differ by 5 to 8 standard deviations. In galleries of one kind,
+they differ by 1.6 at most (`benchmarks/mixed.py`).
 """
-
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,40 +13,20 @@ from nnnorm.scoring import Products, top_means
 
 _N_ITEMS = 2048
 _N_REFERENCES = 4096
-_FAR_APART = 3.0
+# If clusters are further apart than this, they should be groups.
+FAR_APART = 3.0
 _FEWEST = 10
 _N_STEPS = 30
 
 
-class Clusters(NamedTuple):
-    """Which of two clusters each item is in, and how far their mean biases are apart."""
-
-    labels: npt.NDArray[np.bool_]
-    apart: float  # in standard deviations within the clusters
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """How many items are in each."""
-        n_first = int(self.labels.sum())
-        return len(self.labels) - n_first, n_first
-
-    @property
-    def items(self) -> tuple[int, int]:
-        """The first item of each."""
-        return int(self.labels.argmin()), int(self.labels.argmax())
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether the clusters should be groups of their own."""
-        return self.apart > _FAR_APART
-
-
-def find_clusters(items: Embeddings, references: Embeddings, reference_k: int) -> Clusters:
-    """Split items in two clusters, by a sample, and compare their means of the k best scores."""
+def find_clusters(
+    items: Embeddings, references: Embeddings, reference_k: int
+) -> tuple[npt.NDArray[np.int64], float]:
+    """Assign items to two clusters; also return how far apart their mean biases are."""
     some = _sample(items, _N_ITEMS)
     rows = some.rows(0, len(some))
     side = _split(rows)
-    nothing = Clusters(np.zeros(len(items), dtype=bool), 0.0)
+    nothing = np.zeros(len(items), dtype=np.int64), 0.0
     if min(side.sum(), (~side).sum()) < _FEWEST:
         return nothing
     first, second = rows[side].mean(axis=0), rows[~side].mean(axis=0)
@@ -60,7 +38,7 @@ def find_clusters(items: Embeddings, references: Embeddings, reference_k: int) -
     apart = abs(float(means[side].mean() - means[~side].mean())) / float(within.std())
     middle = (first @ first - second @ second) / 2
     nearest = [block @ (first - second) > middle for _, block in items.blocks()]
-    return Clusters(np.concatenate(nearest), apart)
+    return np.concatenate(nearest).astype(np.int64), apart
 
 
 def _sample(rows: Embeddings, most: int) -> Embeddings:
@@ -71,7 +49,7 @@ def _sample(rows: Embeddings, most: int) -> Embeddings:
 
 
 def _split(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-    """Two means, started on both sides of the first principal axis."""
+    """Run k-means with two clusters, initialized on both sides of the first principal axis."""
     centered = rows - rows.mean(axis=0)
     axis = np.asarray(np.random.default_rng(0).normal(size=rows.shape[1]), dtype=np.float32)
     for _ in range(_N_STEPS):

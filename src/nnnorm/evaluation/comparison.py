@@ -1,9 +1,9 @@
-"""Methods side by side: tuned on validation queries, reported on test queries.
+"""Compare methods that are tuned on validation queries and measured on test queries.
 
-`compare` is the paper's full table: every method tuned in the same way, and its test figures with
-paired, clustered intervals against no correction. The bank is scanned once per gallery. Without
-validation queries the figures are cross-fitted: each fifth of the queries is reported with the
-setting that the others choose.
+`compare` makes the paper's full table: every method is tuned in the same way, and its gain over no
+correction has a paired, clustered interval. The bank is scanned once per gallery. Without
+validation queries, results are cross-fitted: each fifth of the queries is measured with the setting
+that the others choose.
 """
 
 import os
@@ -16,11 +16,11 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, drop_copies
 from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
-from nnnorm.evaluation.metrics import Evaluation, check_bank, evaluate, warn_of_overlap
+from nnnorm.evaluation.metrics import Evaluation, evaluate, open_task, open_truth, warn_of_overlap
 from nnnorm.evaluation.results import Interval, Record, binomial_half_width
-from nnnorm.evaluation.tuning import Select, check_methods, check_select, try_settings
+from nnnorm.evaluation.tuning import Select, check_choice, open_gallery_bank, try_settings
 from nnnorm.files import Progress
-from nnnorm.methods import NO_CORRECTION, Grid, MethodName, Statistics, open_references
+from nnnorm.methods import NO_CORRECTION, Grid, MethodName, Statistics
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 
@@ -49,7 +49,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Result(Record):
-    """The figures of one correction on the test queries."""
+    """Results of one correction on the test queries."""
 
     method: str
     params: Mapping[str, Any]
@@ -63,7 +63,7 @@ class Result(Record):
 
 @dataclass(frozen=True)
 class Comparison(Record):
-    """Methods side by side on the same test queries; the first row is no correction."""
+    """Results of methods on the same test queries; the first row is no correction."""
 
     _rows = "results"
 
@@ -98,7 +98,7 @@ def compare(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Tune every method on validation queries and report all of them on test queries.
+    """Tune every method on validation queries, and measure all of them on test queries.
 
     Parameters
     ----------
@@ -109,17 +109,17 @@ def compare(
     truth : array or list
         The right items, see `open_truth`.
     validation : Task, optional
-        Queries to tune on, in this or another gallery. Without it, the figures are cross-fitted:
-        each fifth of the queries (by `seed`) gets the setting that the others choose.
+        Queries to tune on, in this or another gallery. Without it, results are cross-fitted: each
+        fifth of the queries (by `seed`) gets the setting that the others choose.
     gallery_references : array or path, optional
-        A bank of gallery-side items, for the methods that use one.
+        Gallery-side references, for methods that use them.
     duplicates : {"drop", "keep"}
-        Whether copies in the bank count once, see `Method.fit`.
+        Whether near-duplicates count once; see `Method.fit`.
     methods : sequence of str, or "all"
     grids : dict, optional
-        Method name to its grid, instead of the default grid.
+        Maps method names to grids that replace the default ones.
     select : {"one-standard-error", "max"}
-        The rule that chooses a setting of each method.
+        The rule that chooses the setting of each method.
     seed : int
         Random seed of the folds and of the intervals.
     normalize : bool, optional
@@ -150,42 +150,29 @@ def compare(
     >>> [result.method for result in found.results]
     ['none', 'csls']
     """
-    check_select(select)
-    bank = open_references(references, normalize=normalize)
-    items = open_embeddings(gallery, name="gallery", normalize=normalize)
-    asked = open_embeddings(queries, name="queries", normalize=normalize)
-    gallery_bank = None
-    if gallery_references is not None:
-        gallery_bank = open_embeddings(
-            gallery_references, name="gallery_references", normalize=normalize
-        )
-    names = check_methods(methods, gallery_bank is not None)
-    tuned_on, tuned_in, right = asked, items, truth
+    names = check_choice(methods, select, gallery_references is not None)
+    items, asked, bank, right = open_task(gallery, queries, references, truth, normalize)
+    tuned_on, tuned_in, known = asked, items, right
     if validation is not None:
-        right = validation.truth
-        tuned_on = open_embeddings(
-            validation.queries, name="validation queries", normalize=normalize
-        )
-        if validation.gallery is not gallery:
-            tuned_in = open_embeddings(
-                validation.gallery, name="validation gallery", normalize=normalize
-            )
+        others = validation.queries, validation.gallery
+        tuned_on = open_embeddings(others[0], name="validation queries", normalize=normalize)
+        if others[1] is not gallery:
+            tuned_in = open_embeddings(others[1], name="validation gallery", normalize=normalize)
+        known = open_truth(validation.truth, n_queries=len(tuned_on), n_gallery=len(tuned_in))
         if tuned_on.fingerprint != asked.fingerprint:
             warn_of_overlap(bank, tuned_on, role="validation queries")
-    check_bank(bank, asked, items, truth)
     used = drop_copies(bank, duplicates, progress)
+    banks = used, open_gallery_bank(gallery_references, normalize)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    trial = try_settings(
-        names, tuned_in, used, gallery_bank, tuned_on, right, grids=grids, **options
-    )
+    trial = try_settings(names, tuned_in, *banks, tuned_on, known, grids=grids, **options)
     chosen = [trial.settings[trial.choose(select, name)] for name in names]
     statistics = trial.statistics
     if tuned_in.fingerprint != items.fingerprint:
-        statistics = Statistics(items, used, gallery_bank, **options)
+        statistics = Statistics(items, *banks, **options)
         statistics.prepare([setting.method for setting in chosen])
 
     def measure(bias: Bias | None) -> Evaluation:
-        return evaluate(asked, items, bias, truth=truth, memory_budget=memory_budget)
+        return evaluate(asked, items, bias, truth=right, memory_budget=memory_budget)
 
     raw = trial.raw if validation is None else measure(None)
     results = [make_result(NO_CORRECTION, {}, raw)]
@@ -213,7 +200,7 @@ def make_result(
     raw: Evaluation | None = None,
     seed: int = 0,
 ) -> Result:
-    """Put together the figures of one evaluation, with its paired gain over the raw search."""
+    """Return the results of one evaluation, with its paired gain over the raw search."""
     at_1, at_5, at_10 = (evaluation.recall(k) for k in (1, 5, 10))
     half_width = binomial_half_width(at_1, len(evaluation))
     gain = None if raw is None else evaluation.gain_over(raw, seed=seed)

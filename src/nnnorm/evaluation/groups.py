@@ -1,8 +1,8 @@
 """Audits: how often items of each group are retrieved, before and after a correction.
 
-For each query the first k items are counted by group, and the counts are compared with each other
-(bias@k) or with a target (shares, skew@k, NDKL). The figures of an uncorrected and a corrected
-search are compared as means with intervals over the queries.
+For each query, the first k items are counted by group. The counts are compared with each other
+(bias@k) or with a target (shares, skew@k, NDKL). Means before and after the correction have
+intervals over queries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-# Shares that are fair: as in the gallery, the same for all, or given.
+# Fair shares: those of the gallery, equal ones, or yours.
 Target: TypeAlias = Literal["gallery", "equal"] | Mapping[str, float]
 
 _PRECISION_KS = (1, 5)
@@ -58,11 +58,10 @@ class Audit(Record):
 
     def line(self, metric: str) -> Line:
         """Return the means of one figure."""
-        for line in self.means:
-            if line.metric == metric:
-                return line
-        known = ", ".join(line.metric for line in self.means)
-        raise NNNormError(f"this audit has no {metric!r}; it has {known}")
+        lines = {line.metric: line for line in self.means}
+        if metric not in lines:
+            raise NNNormError(f"this audit has no {metric!r}; it has {', '.join(lines)}")
+        return lines[metric]
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures, ready for JSON."""
@@ -80,34 +79,32 @@ def audit(
     target: Target = "gallery",
     labels: Sequence[str] | None = None,
     query_labels: Sequence[str] | None = None,
-    names: Sequence[str] | None = None,
     seed: int = 0,
     normalize: bool | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Audit:
-    """Count groups among the first items of every query, before and after a correction.
+    """Count groups among the first items of each query, before and after a correction.
 
     Parameters
     ----------
     queries : array or path, shape (n_queries, dim)
-        Questions that should not favor a group.
+        Queries that shouldn't favor a group.
     gallery : array or path, shape (n_gallery, dim)
     bias : Bias, optional
-        Adds the same figures after the correction, and the paired change.
+        Adds figures after the correction, and the paired change.
     groups : sequence of str
         The group of every item.
     ks : sequence of int
-        Numbers of hits to count in.
+        Numbers of hits to count.
     difference : pair of str, optional
         bias@k is (number of the first − number of the second)/k; by default the two groups in
         alphabetical order if there are just two, and no bias@k if there are more.
     target : {"gallery", "equal"} or dict
         The shares that would be fair.
     labels, query_labels : sequence of str, optional
-        What every item is and what every query asks for; adds precision@1 and precision@5.
-    names : sequence of str, optional
-        Names of the queries; by default their labels, or numbers.
+        The label of each item, and the one that each query asks for; adds precision@1 and
+        precision@5.
     seed : int
         Random seed of the intervals.
     normalize : bool, optional
@@ -137,21 +134,18 @@ def audit(
         ("groups", groups, len(items)),
         ("labels", labels, len(items)),
         ("query_labels", query_labels, len(asked)),
-        ("names", names, len(asked)),
     ):
         if given is not None and len(given) != n_wanted:
             raise NNNormError(f"{name} must have {n_wanted} entries; got {len(given)}")
     if (labels is None) != (query_labels is None):
-        raise NNNormError(
-            "precision needs both labels (of items) and query_labels; got one of them"
-        )
-    kinds = tuple(str(kind) for kind in np.unique(np.asarray(groups, dtype=str)))
+        raise NNNormError("precision needs labels (of items) and query_labels; got one of them")
+    kinds = tuple(np.unique(np.asarray(groups, dtype=str)).tolist())
     if not 2 <= len(kinds) <= 50:
         raise NNNormError(
-            "groups must have between 2 and 50 different values to compare; got "
-            f"{len(kinds)}, such as {kinds[0]!r}. Is it the right column?"
+            f"groups must have 2 to 50 different values; got {len(kinds)}, such as {kinds[0]!r}. "
+            "Is it the right column?"
         )
-    shares = _open_target(target, groups, kinds)
+    shares = _open_target(target, np.asarray(groups, dtype=str), kinds)
     if difference is None and len(kinds) == 2:
         difference = (kinds[0], kinds[1])
     if difference is not None and (len(set(difference)) != 2 or not set(difference) <= set(kinds)):
@@ -160,20 +154,17 @@ def audit(
         )
     all_ks = [*ks, *(() if labels is None else _PRECISION_KS)]
     if len(ks) == 0 or not all(k in range(1, len(items) + 1) for k in all_ks):
-        raise NNNormError(
-            f"ks must be whole numbers from 1 to the gallery's {len(items)} items, such as (10,); "
-            f"got {all_ks}"
-        )
+        raise NNNormError(f"ks must be whole numbers from 1 to {len(items)} items; got {all_ks}")
     item_labels, wanted = (
         np.asarray(() if some is None else some, dtype=str) for some in (labels, query_labels)
     )
     if strange := sorted(set(wanted) - set(item_labels)):
         raise NNNormError(f"a query asks for {str(strange[0])!r}, which no item is labeled with")
 
+    run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+
     def measure(some: Bias | None) -> dict[str, FloatArray]:
-        ranking = search(
-            asked, items, some, k=max(all_ks), memory_budget=memory_budget, progress=progress
-        )
+        ranking = search(asked, items, some, k=max(all_ks), **run)
         found = measure_groups(ranking, groups, ks=ks, target=shares, difference=difference)
         if labels is not None:
             is_right = item_labels[ranking.indices] == wanted[:, None]
@@ -184,32 +175,28 @@ def audit(
     after = {} if bias is None else measure(bias)
     lines = []
     for metric, values in before.items():
-        line = Line(metric, interval_of_mean(values, seed=seed))
-        if bias is not None:
-            change = interval_of_difference(after[metric], values, seed=seed)
-            line = Line(metric, line.before, interval_of_mean(after[metric], seed=seed), change)
-        lines.append(line)
-    called = names if names is not None else query_labels
-    called = [f"query {n}" for n in range(len(asked))] if called is None else called
-    known = tuple(map(str, called))
-    return Audit(kinds, shares, difference, known, before, after, tuple(lines), len(items))
+        figures = [interval_of_mean(some[metric], seed=seed) for some in (before, after) if some]
+        if after:
+            figures.append(interval_of_difference(after[metric], values, seed=seed))
+        lines.append(Line(metric, *figures))
+    numbered = [f"query {n}" for n in range(len(asked))]
+    called = tuple(map(str, numbered if query_labels is None else query_labels))
+    return Audit(kinds, shares, difference, called, before, after, tuple(lines), len(items))
 
 
-def _open_target(target: Target, groups: Sequence[str], kinds: tuple[str, ...]) -> dict[str, float]:
+def _open_target(target: Target, groups: Any, kinds: tuple[str, ...]) -> dict[str, float]:
     if target == "equal":
         return dict.fromkeys(kinds, 1 / len(kinds))
     if target == "gallery":
-        return {kind: float(np.mean(np.asarray(groups, dtype=str) == kind)) for kind in kinds}
-    if not isinstance(target, Mapping):
-        raise NNNormError(f"target must be 'gallery', 'equal' or a dict of shares; got {target!r}")
-    shares = {kind: float(target.get(kind, 0.0)) for kind in kinds}
-    is_whole = set(target) <= set(kinds) and abs(sum(shares.values()) - 1) <= 1e-6
-    if not is_whole or not all(share > 0 for share in shares.values()):
+        return {kind: float(np.mean(groups == kind)) for kind in kinds}
+    shares = dict(target) if isinstance(target, Mapping) else {}
+    is_whole = abs(sum(shares.values()) - 1) <= 1e-6 and min(shares.values(), default=0) > 0
+    if not is_whole or set(shares) != set(kinds):
         raise NNNormError(
-            f"target must give each group ({', '.join(kinds)}) a share above 0, adding up to 1; "
-            f"got {dict(target)}"
+            f"target must be 'gallery', 'equal', or a share above 0 for each of "
+            f"{', '.join(kinds)}, adding up to 1; got {target!r}"
         )
-    return shares
+    return {kind: float(shares[kind]) for kind in kinds}
 
 
 def measure_groups(

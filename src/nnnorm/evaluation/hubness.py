@@ -4,11 +4,11 @@
 ``k·n_queries/n_gallery``. The paper's table uses N_1: kurtosis (excess), MAE and max.
 
 A hub is an item with at least twice the mean, and with two hits at least. If items outnumber
-queries, one top-1 hit is more than twice the mean, so that N_10 is counted instead.
+queries, one top-1 hit is more than twice the mean, so N_10 is counted instead.
 
-The null model assigns hits to items at random. Hits that are known to be right stay; queries that
-belong together (captions of one picture, copies of one query) and hit the same item are assigned as
-one, since they agree for a reason that is not the item.
+The null model assigns hits to items at random. Hits that are known to be right stay. Queries that
+belong together (captions of one picture, copies of one query) and have the same hit are assigned to
+one random item, because the item isn't the reason why they agree.
 """
 
 import math
@@ -36,15 +36,10 @@ from nnnorm.tables import check_ids
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Severity = Literal["none", "mild", "moderate", "severe"]
 
-HUB = 2  # times the mean
 # A robust z-score beyond this is an outlier, by Iglewicz and Hoaglin's rule of thumb.
 _OUTLIER = 3.5
 # The sizes of docs/guide/does-it-help.md: a gallery without hubs stays below the first one.
-_SEVERITIES: tuple[tuple[float, Severity], ...] = (
-    (0.25, "severe"),
-    (0.12, "moderate"),
-    (0.04, "mild"),
-)
+_SEVERITIES: dict[float, Severity] = {0.25: "severe", 0.12: "moderate", 0.04: "mild"}
 _SIGNIFICANT = 0.05
 # More draws of small galleries cost nothing; of a million items, twenty are enough.
 _DRAWS, _FEWEST_DRAWS, _ITEMS_AT_MOST = 200, 20, 2 * 10**7
@@ -119,7 +114,12 @@ def places_to_count(n_queries: int, n_gallery: int) -> int:
 def find_hubs(occurrences: npt.ArrayLike) -> IntArray:
     """Find the items with at least twice the mean number of hits, and two at least."""
     counts = np.asarray(occurrences)
-    return np.flatnonzero(counts >= HUB * max(1.0, counts.mean()))
+    return np.flatnonzero(counts >= hub_hits(counts))
+
+
+def hub_hits(occurrences: npt.ArrayLike) -> float:
+    """Return the number of hits that make an item a hub: twice the mean, and at least two."""
+    return 2 * max(1.0, float(np.asarray(occurrences).mean()))
 
 
 def measure_hubness(occurrences: npt.ArrayLike) -> Hubness:
@@ -166,7 +166,7 @@ def compare_occurrences(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[fl
 def find_rescued(
     before: npt.ArrayLike, after: npt.ArrayLike, truth: Truth, hubs: npt.ArrayLike
 ) -> IntArray:
-    """Find queries whose first hit was a wrong hub and is right after, the clearest first."""
+    """Find queries whose top-1 was a wrong hub and is right afterwards, clearest first."""
     was, now = np.asarray(before), np.asarray(after)
     among = np.isin(was, hubs)
     rescued = among[:, 0] & ~truth.holds(was[:, 0]) & truth.holds(now[:, 0])
@@ -181,7 +181,7 @@ def robust_z(values: npt.ArrayLike) -> FloatArray:
     deviation = numbers - np.median(numbers)
     spread = np.median(np.abs(deviation))
     if spread == 0:
-        # More than half are equal; the others are judged by the mean distance instead.
+        # If more than half are equal, use the mean distance instead.
         spread = np.abs(deviation).mean() * 0.8453
     return np.asarray(0.6745 * deviation / spread) if spread > 0 else np.zeros_like(deviation)
 
@@ -214,42 +214,45 @@ def judge_hubs(
     found = found[:, None] if found.ndim == 1 else found
     counts = count_occurrences(found, n_gallery)
     kept = np.zeros(n_gallery, dtype=np.int64)
+    groups = np.ones(found.size, dtype=np.int64)
     if truth is not None:
         right = open_truth(truth, n_queries=len(found), n_gallery=n_gallery)
         is_right = right.holds(found)
         kept += np.bincount(found[is_right], minlength=n_gallery)
         pairs = right.clusters[:, None] * n_gallery + found
-        sizes = np.unique(pairs[~is_right], return_counts=True)[1]
+        groups = np.unique(pairs[~is_right], return_counts=True)[1]
     elif queries is not None:
-        sizes = _sizes_of_groups(found, queries)
-    else:
-        sizes = np.ones(found.size, dtype=np.int64)
-    groups = dict(zip(*np.unique(sizes, return_counts=True), strict=True))
+        groups = _sizes_of_groups(found, queries)
+    sizes = np.stack(np.unique(groups, return_counts=True), axis=1)
     rng = np.random.default_rng(seed)
     n_draws = int(np.clip(_ITEMS_AT_MOST // n_gallery, _FEWEST_DRAWS, _DRAWS))
-    draws = [_draw(kept, groups, rng) for _ in range(n_draws)]
-    longest = max(int(counts.max()), *(int(draw.max()) for draw in draws)) + 1
-    shares = np.stack([_shares_up_to(draw, longest) for draw in draws])
-    usual = shares.mean(axis=0)
+    draws = np.tile(kept, (n_draws, 1))
+    for draw in draws:
+        for size, times in sizes:
+            draw += size * np.bincount(rng.integers(0, n_gallery, times), minlength=n_gallery)
+    # Share of the items with at most 0, 1, 2, … hits.
+    longest = max(counts.max(), draws.max()) + 1
+    histograms = np.stack([np.bincount(some, minlength=longest) for some in (counts, *draws)])
+    shares = histograms.cumsum(axis=1) / n_gallery
     # Two counts per move: one item has a hit less, another one more.
     per_move = n_gallery / (2 * max(1, found.size - kept.sum()))
-    by_chance = per_move * np.abs(shares - usual).sum(axis=1)
-    distance = per_move * np.abs(_shares_up_to(counts, longest) - usual).sum()
-    is_even = (counts**2).sum() <= np.mean([(draw**2).sum() for draw in draws])
-    beyond = 0.0 if is_even else max(0.0, float(distance - by_chance.mean()))
+    distances = per_move * np.abs(shares - shares[1:].mean(axis=0)).sum(axis=1)
+    distance, by_chance = float(distances[0]), distances[1:]
+    is_even = counts @ counts <= np.einsum("ij,ij->i", draws, draws).mean()
+    beyond = 0.0 if is_even else max(0.0, distance - float(by_chance.mean()))
     p_value = 1.0 if is_even else float((1 + (by_chance >= distance).sum()) / (1 + n_draws))
     severity: Severity = "none"
     if p_value <= _SIGNIFICANT:
-        severity = next((name for least, name in _SEVERITIES if beyond >= least), "none")
+        severity = next((name for least, name in _SEVERITIES.items() if beyond >= least), "none")
     return Hubs(
         severity=severity,
         beyond_chance=beyond,
         p_value=p_value,
         item=int(counts.argmax()),
         most=int(counts.max()),
-        most_by_chance=float(np.mean([draw.max() for draw in draws])),
+        most_by_chance=float(draws.max(axis=1).mean()),
         n_never=int((counts == 0).sum()),
-        n_never_by_chance=float(np.mean([(draw == 0).sum() for draw in draws])),
+        n_never_by_chance=float((draws == 0).sum(axis=1).mean()),
         k=found.shape[1],
     )
 
@@ -266,18 +269,6 @@ def _sizes_of_groups(hits: IntArray, queries: Embeddings) -> IntArray:
         first = np.where(is_near.any(axis=1), is_near.argmax(axis=1), np.arange(len(rows)))
         sizes.append(np.unique(first, return_counts=True)[1])
     return np.concatenate(sizes)
-
-
-def _draw(kept: IntArray, groups: dict[int, int], rng: np.random.Generator) -> IntArray:
-    counts = kept.copy()
-    for size, times in groups.items():
-        counts += size * np.bincount(rng.integers(0, len(kept), times), minlength=len(kept))
-    return counts
-
-
-def _shares_up_to(counts: IntArray, longest: int) -> FloatArray:
-    """Share of the items with at most 0, 1, 2, … hits."""
-    return np.asarray(np.cumsum(np.bincount(counts, minlength=longest)) / len(counts))
 
 
 # --- diagnosis ------------------------------------------------------------------------------------
@@ -392,7 +383,7 @@ def diagnose(
             raise NNNormError("give a bias or references to fit one from, not both")
         bank = open_references(references, normalize=normalize)
         warn_of_overlap(bank, asked)
-        with quiet(LIKE_ITEMS):  # the queries below tell for certain
+        with quiet(LIKE_ITEMS):  # the queries below decide
             bias = NNN().fit(items, bank, duplicates=duplicates, **run)
         warn_of_mismatched_bank(bank, asked, items, truth)
     k = places_to_count(len(asked), len(items)) if k is None else k
@@ -417,17 +408,15 @@ def diagnose(
         z = robust_z(bias.values)
         bias_z = z[listed].tolist()
         far = np.argsort(-np.abs(z), kind="stable")
-        statistic, p_value = compare_occurrences(counts, after)
         found = {
             "after": measure_hubness(after),
             "null_model_after": null_model_after,
             "hubs_after": tuple(after[listed].tolist()),
-            "ks_statistic": statistic,
-            "ks_p_value": p_value,
             "outliers": tuple(far[np.abs(z[far]) >= _OUTLIER].tolist()),
             "method": bias.method,
             "occurrences_after": after,
         }
+        found["ks_statistic"], found["ks_p_value"] = compare_occurrences(counts, after)
     columns = (listed.tolist(), counts[listed].tolist(), wrong_shares, bias_z)
     return Diagnosis(
         before=measure_hubness(counts),

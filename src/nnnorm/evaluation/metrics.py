@@ -1,13 +1,10 @@
-"""Which items are right for which query, and recall and other metrics from their ranks.
+"""The right items of each query, and recall and other metrics from their ranks.
 
-One item per query, pairs, or lists of items all become a `Truth`. A query without a right item is
-an error there, so that no metric can shrink its denominator by leaving such queries out.
-
-Metrics are per query first, then averages over all queries. R@K is that of this literature: a query
-counts if any of its right items is among the first K (elsewhere: success@K, hit rate). Items with
-equal scores are counted as if their order were drawn at random: each metric is its expectation, so
-a search that scores everything alike gets what chance gives, not what the order of rows gives. A
-`Ranking` keeps the order it has.
+One item per query, pairs, or lists of items all become a `Truth`. A query without a right item
+raises an error, so no metric can leave such queries out of its denominator. Metrics are computed
+per query and then averaged. R@K counts a query if any of its right items is among the first K (also
+called success@K or hit rate). Ties count as the mean over all orders, so a search that scores
+everything alike gets the result of chance. A `Ranking` keeps its own order.
 """
 
 import math
@@ -26,10 +23,11 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import hash_rows
 from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, IntArray, Source, check_same_dim, open_embeddings
-from nnnorm.errors import NNNormError, first_line, warn
+from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.results import Interval, interval_of_difference
-from nnnorm.files import Progress
+from nnnorm.files import Progress, unreadable
 from nnnorm.input_checks import check_inputs, warn_of_mismatch
+from nnnorm.methods import open_references
 from nnnorm.ranking import Ranking, iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.tables import read_json
@@ -41,9 +39,9 @@ _FEW = 16
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Which items are right: those of query q are ``items[starts[q]:starts[q + 1]]``, sorted.
+    """The right items: those of query q are ``items[starts[q]:starts[q + 1]]``, sorted.
 
-    `grades` has how right each is, from 1, for nDCG; without it all are alike.
+    `grades` has a grade per item, from 1, for nDCG; without it, all are equal.
     """
 
     starts: IntArray
@@ -96,14 +94,9 @@ def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
     elif isinstance(truth, (list, tuple)) and any(np.ndim(right) for right in map(_row, truth)):
         rows = [np.atleast_1d(_row(right)) for right in truth]
         if len(rows) != n_queries:
-            raise NNNormError(
-                f"truth must have one list per query; got {len(rows)} for {n_queries} queries"
-            )
+            raise NNNormError(f"truth must have {n_queries} lists, one per query; got {len(rows)}")
         if deep := [query for query, row in enumerate(rows) if row.ndim > 1]:
-            raise NNNormError(
-                "truth must have one flat list of items per query; that of query "
-                f"{deep[0]} holds lists"
-            )
+            raise NNNormError(f"truth must have flat lists of items; query {deep[0]} has lists")
         rows = [row if len(row) else row.astype(np.int64) for row in rows]
         queries = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         items = np.concatenate(rows)
@@ -127,14 +120,10 @@ def _open_array(array: npt.NDArray[Any], n_queries: int) -> tuple[Any, Any]:
         )
     if array.ndim == 2 and array.shape[1] == 2:
         return array[:, 0], array[:, 1]
-    if array.ndim != 1:
+    if array.shape != (n_queries,):
         raise NNNormError(
-            "truth must have shape (n_queries,) or (n_pairs, 2), or be a list of lists; "
-            f"got shape {array.shape}"
-        )
-    if len(array) != n_queries:
-        raise NNNormError(
-            f"truth must name one item per query; got {len(array)} numbers for {n_queries} queries"
+            f"truth must have shape ({n_queries},), one item per query, or (n_pairs, 2), or be a "
+            f"list of lists; got shape {array.shape}"
         )
     return np.arange(len(array)), array
 
@@ -143,23 +132,18 @@ def make_truth(
     queries: Any, items: Any, n_queries: int, n_gallery: int, grades: IntArray | None
 ) -> Truth:
     """Check and sort pairs of query and right item."""
-    for what, numbers, limit, plural in (
-        ("query", queries, n_queries, "queries"),
-        ("item", items, n_gallery, "items"),
-    ):
+    for what, numbers, limit in (("query", queries, n_queries), ("item", items, n_gallery)):
         if numbers.dtype.kind not in "iu":
             raise NNNormError(f"truth must hold whole numbers; got {numbers.dtype}")
-        if len(bad := np.flatnonzero((numbers < 0) | (numbers >= limit))):
+        if len(bad := numbers[(numbers < 0) | (numbers >= limit)]):
             raise NNNormError(
-                f"truth names {what} {numbers[bad[0]]}, but there are {limit} {plural} "
-                f"(0 to {limit - 1})"
+                f"truth names {what} {bad[0]}, but there are {limit} (0 to {limit - 1})"
             )
     queries, items = queries.astype(np.int64), items.astype(np.int64)
     order = np.lexsort((items, queries))
     queries, items = queries[order], items[order]
     grades = None if grades is None else grades[order]
-    twice = np.flatnonzero((np.diff(queries) == 0) & (np.diff(items) == 0))
-    if len(twice):
+    if len(twice := np.flatnonzero((np.diff(queries) == 0) & (np.diff(items) == 0))):
         raise NNNormError(
             f"truth names the pair (query {queries[twice[0]]}, item {items[twice[0]]}) twice "
             f"({len(twice)} duplicated pairs); remove the copies"
@@ -183,20 +167,15 @@ def read_truth(path: str | os.PathLike[str]) -> Any:
             f"a truth file must end in .npy or .json; got {path}. Read a table yourself, for "
             "instance with pandas.read_csv, and save its column of item numbers with numpy.save"
         )
-    try:
-        if file.suffix == ".npy":
+    if file.suffix == ".npy":
+        try:
             return read_npy(file)
-        lists = read_json(file, "a truth with a list per query")
-        if not isinstance(lists, list):
-            raise ValueError(f"it holds {type(lists).__name__}, not a list")
-        return lists
-    except NNNormError:
-        raise
-    except (ValueError, OSError) as error:
-        raise NNNormError(
-            f"{path} can't be read as a truth ({first_line(error)}); expected .npy with whole "
-            "numbers, or .json with a list per query"
-        ) from error
+        except (ValueError, OSError) as error:
+            raise unreadable(path, "a .npy of whole numbers", error) from error
+    lists = read_json(file, "a truth with a list per query")
+    if not isinstance(lists, list):
+        raise NNNormError(f"{path} must hold a list per query; got {type(lists).__name__}")
+    return lists
 
 
 # --- ranks of the right items --------------------------------------------------------------------
@@ -250,7 +229,7 @@ class Evaluation:
         return float(self.hits(k).mean())
 
     def gain_over(self, raw: "Evaluation", *, seed: int = 0) -> Interval:
-        """The paired difference in R@1 to another search; every command reports this one."""
+        """The paired difference in R@1 to another search, as all commands report it."""
         clusters = raw.truth.clusters
         return interval_of_difference(self.hits(1), raw.hits(1), clusters, seed=seed)
 
@@ -320,21 +299,21 @@ def evaluate(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Find the ranks of the right items in a corrected search, streamed.
+    """Find the ranks of the right items in a corrected search.
 
     Parameters
     ----------
     queries : array or path, shape (n_queries, dim)
     gallery : array or path, shape (n_gallery, dim)
     bias : Bias, optional
-        Without one the search is uncorrected.
+        Without it, the search is uncorrected.
     truth : array or list
         The right items, see `open_truth`.
     weight : float, optional
         Replaces the weight of the bias.
     parents : array of int or str, shape (n_gallery,), optional
-        The document of each item, if items are chunks. The truth then names documents, numbered
-        from 0 in the order in which they first appear here.
+        The document of each item, if items are chunks. In that case, the truth has numbers of
+        documents, in the order of their first appearance here.
     normalize : bool, optional
         True divides every row by its norm; see `open_embeddings`.
     memory_budget : int
@@ -358,16 +337,15 @@ def evaluate(
     n_items = len(items) if documents is None else len(documents)
     right = open_truth(truth, n_queries=len(asked), n_gallery=n_items)
     counted = []
-    for start, scores in iterate_scores(
-        asked, items, bias, weight=weight, memory_budget=memory_budget, progress=progress
-    ):
+    run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+    for start, scores in iterate_scores(asked, items, bias, weight=weight, **run):
         compared = scores if documents is None else documents.best(scores)
         counted.append(count_strip(compared, right, start))
     return Evaluation.of_strips(right, counted, n_items)
 
 
 def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluation:
-    """Evaluate a ready ranking in the order it has, up to its k places."""
+    """Evaluate an existing ranking in its own order."""
     n_queries, depth = ranking.indices.shape
     if (largest := ranking.indices.max()) >= n_gallery:
         raise NNNormError(
@@ -383,10 +361,10 @@ def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluat
     return Evaluation(right, above, np.ones_like(above), top1, n_gallery, depth)
 
 
-def count_above(
+def count_strip(
     scores: npt.NDArray[np.float32], truth: Truth, start: int
-) -> tuple[IntArray, IntArray]:
-    """Count the items above and level with each right item, for queries from `start` on."""
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Items above and level with right items, and the first items, of queries from `start` on."""
     stop = start + len(scores)
     first, last = truth.starts[start], truth.starts[stop]
     items, rows = truth.items[first:last], truth.queries[first:last] - start
@@ -408,20 +386,11 @@ def count_above(
                 above[pairs], tied[pairs] = len(ordered) - beyond, beyond - left
 
     in_threads(count, scores)
-    return above, tied
-
-
-def count_strip(
-    scores: npt.NDArray[np.float32], truth: Truth, start: int
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Count the items above and level with right items, and find every query's first item."""
-    return *count_above(scores, truth, start), scores.argmax(axis=1)
+    return above, tied, scores.argmax(axis=1)
 
 
 def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict[str, float]:
     """Average the metrics over all queries, by the names used in every report."""
-    if len(ks) == 0:
-        raise NNNormError("ks must name at least one k, such as (1, 5, 10); got none")
     ks = [min(k, evaluation.n_gallery) for k in ks]
     out = {f"recall_at_{k}": evaluation.recall(k) for k in ks}
     if evaluation.depth >= evaluation.n_gallery:
@@ -434,18 +403,13 @@ def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict
 # --- references that figures are measured with ---------------------------------------------------
 
 
-def count_overlap(references: Embeddings, queries: Embeddings) -> int:
-    """Count the references that are, number for number, among the queries."""
+def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "queries") -> None:
+    """Warn if references are exactly equal to queries that results are measured on."""
     known, asked = (
         np.concatenate([hash_rows(block) for _, block in rows.blocks()])
         for rows in (references, queries)
     )
-    return int(np.isin(known, asked).sum())
-
-
-def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "queries") -> None:
-    """Warn if references are among the queries that figures are measured on."""
-    if n_common := count_overlap(references, queries):
+    if n_common := np.isin(known, asked).sum():
         warn(
             f"{n_common:,} of the {len(references):,} rows of {references.name} are among the "
             f"{role}; a bank that includes the queries overstates the result"
@@ -455,19 +419,24 @@ def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "qu
 def warn_of_mismatched_bank(
     references: Embeddings, queries: Embeddings, gallery: Embeddings, truth: Any = None
 ) -> None:
-    """Warn if references and queries don't seem to come from one source, one query per item."""
+    """Warn if references and queries seem to come from different sources."""
     if truth is not None:
         right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
         queries = queries.subset(right.one_per_cluster)
     warn_of_mismatch(references, queries, gallery)
 
 
-def check_bank(
-    references: Embeddings, queries: Embeddings, gallery: Embeddings, truth: Any
-) -> None:
-    """Warn of references that are queries, items, or unlike the queries."""
-    for rows in (queries, references):
-        check_same_dim(rows, gallery)
-    warn_of_overlap(references, queries)
-    check_inputs(gallery, references, allow_gallery_rows=None, compare=False)
-    warn_of_mismatched_bank(references, queries, gallery, truth)
+def open_task(
+    gallery: Source, queries: Source, references: Any, truth: Any, normalize: bool | None
+) -> tuple[Embeddings, Embeddings, Embeddings, Truth]:
+    """Open inputs; warn if references are queries or items, or don't match the queries."""
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
+    asked = open_embeddings(queries, name="queries", normalize=normalize)
+    bank = open_references(references, normalize=normalize)
+    right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
+    for rows in (asked, bank):
+        check_same_dim(rows, items)
+    warn_of_overlap(bank, asked)
+    check_inputs(items, bank, allow_gallery_rows=None, compare=False)
+    warn_of_mismatched_bank(bank, asked, items, right)
+    return items, asked, bank, right

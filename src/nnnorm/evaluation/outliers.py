@@ -1,6 +1,6 @@
-"""Outliers: items that look adversarial or corrupt, judged without labels.
+"""Outliers: items that look adversarial or corrupt, found without labels.
 
-An item that was made to be found differs from honest ones:
+Adversarial items differ from honest ones in these signals:
 
     bias         the mean of its 16 best scores with the references
     neighbors    the same, beyond what items with as close neighbors in the gallery get
@@ -9,11 +9,10 @@ An item that was made to be found differs from honest ones:
     blends       number of blends of two references that have it as top-1
     side         how far it lies from the gallery towards the references
 
-`Expected` learns from a part of a gallery, the *landmarks*, what is usual, and measures any items
-against that: those of the gallery (`scan`), or new ones (`screen`). Every number becomes a robust
-z, and their sum is an item's score; a budget bounds the number of alerts. Near copies share the
-counts of one of them, so that a hub can't hide among its own copies. Zeros, constants and odd norms
-are faults, whatever they do to queries.
+`Expected` learns what is usual from a part of a gallery, the *landmarks*. It then measures items of
+the gallery (`scan`) or new ones (`screen`). Each signal becomes a robust z, and their sum is an
+item's score. A budget limits the number of alerts. Near-duplicates share one count, so a hub can't
+hide among its own copies. Zeros, constants and unusual norms are always reported.
 """
 
 import json
@@ -55,9 +54,18 @@ Verdict = Literal["fine", "watch", "remove"]
 # A share ("0.2%", 0.002) or a number of alerts.
 Budget: TypeAlias = str | float | int
 
-SIGNALS = ("bias", "neighbors", "topics", "firsts", "blends", "side")
+_REASONS = {
+    "bias": "its scores with the references are {z:.1f} spreads above the median item's",
+    "neighbors": "its scores with the references are {z:.1f} spreads above those of items with as "
+    "close neighbors",
+    "topics": "{n:,} of {of} topics of the bank retrieve it; a usual item, {usual}",
+    "firsts": "{n:,} of {of:,} references have it as top-1; a usual item, {usual}",
+    "blends": "{n:,} of {of:,} blends of two queries have it as top-1; a usual item, {usual}",
+    "side": "it lies {z:.1f} spreads from the other items towards the queries",
+}
+SIGNALS = tuple(_REASONS)
 DEFAULT_BUDGET = "0.2%"
-# A share of a small gallery is no alert at all; so many are looked at in any gallery.
+# A share of a small gallery may be less than one alert, so this many are always allowed.
 LEAST_ALERTS = 5
 # Sums of six robust z; docs/outliers.md has what clean and adversarial items reach.
 WATCH, REMOVE = 10.0, 17.0
@@ -73,8 +81,7 @@ _ODD_NORM = 4.0
 # The numbers of an item. `leader` is the landmark that it is a copy of, or is itself, else −1.
 _NUMBERS = ("bias", "density", "topics", "firsts", "blends", "side", "leader")
 _COUNTS = ("topics", "firsts", "blends")
-# The work is bounded by these, whatever the sizes of gallery and bank. The figures of
-# docs/outliers.md are measured with them.
+# These limit the work for any size of gallery and bank. docs/outliers.md was measured with them.
 _MOST_LANDMARKS = _MOST_REFERENCES = 8192
 _N_BLENDS = 4096
 # Weight of the second reference of a blend.
@@ -94,7 +101,7 @@ _SHRINKAGE = 0.1
 _ROUNDING = 1e-6
 # Fewer items or references have no spread to judge by.
 _FEWEST = 8
-# z stops here on either side: one signal alone does not make up for all others.
+# z is limited to this range, so one signal alone can't outweigh all others.
 _LEAST_Z, _LARGEST_Z = -3.0, 1000.0
 
 
@@ -158,16 +165,13 @@ class Scan(Record):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the ids of `to_remove`: a JSON list, or text with one per line."""
         path, ids = Path(path), self.to_remove
-        if path.suffix == ".json":
-            text = json.dumps(ids, ensure_ascii=False) + "\n"
-        elif path.suffix == ".txt":
-            if broken := [one for one in map(str, ids) if one.strip().splitlines() != [one]]:
-                raise NNNormError(
-                    f"the id {broken[0]!r} can't be a line of {path}; write a .json file"
-                )
-            text = "".join(f"{one}\n" for one in ids)
-        else:
+        if path.suffix not in (".txt", ".json"):
             raise NNNormError(f"a list of items must end in .txt or .json; got {path}")
+        text = json.dumps(ids, ensure_ascii=False) + "\n"
+        if path.suffix == ".txt":
+            if broken := [one for one in map(str, ids) if one.strip().splitlines() != [one]]:
+                raise NNNormError(f"{broken[0]!r} can't be a line of {path}; write a .json file")
+            text = "".join(f"{one}\n" for one in ids)
         write_whole(path, lambda file: file.write(text.encode()))
 
 
@@ -183,7 +187,7 @@ def scan(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Scan:
-    """Judge the items of a gallery: fine, to be watched, or to be taken out.
+    """Find adversarial and corrupt items: each item is fine, to watch, or to remove.
 
     Parameters
     ----------
@@ -192,12 +196,12 @@ def scan(
     references : Bank, array or path, shape (n_references, dim)
         Past queries.
     corrector : Corrector or path, optional
-        In place of the references: its bank is used, and rows are opened as it needs them.
+        Replaces the references: its past queries and its normalization are used.
     ids : sequence of int or of str, optional
         One per item.
     budget : str, float or int
-        The largest number of alerts: ``"0.2%"`` or 0.002 of the items (five at least), or a whole
-        number. Broken rows are reported besides.
+        The largest number of alerts: ``"0.2%"`` or 0.002 of the items (at least five), or a whole
+        number. Corrupt rows don't count.
     normalize : bool, optional
         As in `open_embeddings`.
     seed : int
@@ -222,10 +226,8 @@ def scan(
     (1000, 'remove')
     """
     if (references is None) == (corrector is None):
-        raise NNNormError(
-            "scan needs references (past queries), or a corrector in their place; got "
-            + ("neither" if corrector is None else "both")
-        )
+        got = "neither" if corrector is None else "both"
+        raise NNNormError(f"scan needs references (past queries) or a corrector; got {got}")
     if corrector is None:
         items = open_valid(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
@@ -238,10 +240,9 @@ def scan(
     faults = _find_odd_norms(items.embeddings)
     # Rows with norms of their own would move what is usual.
     honest = np.setdiff1d(np.arange(len(items.embeddings)), list(faults))
-    landmarks = items.embeddings if not faults else items.embeddings.subset(honest)
-    options: dict[str, Any] = {"seed": seed, "memory_budget": memory_budget}
-    expected = Expected(landmarks, bank, progress=progress, **options)
-    return _judge(expected, items, faults, ids, budget=alerts, progress=progress)
+    landmarks = items.embeddings.subset(honest) if faults else items.embeddings
+    expected = Expected(landmarks, bank, seed, memory_budget=memory_budget, progress=progress)
+    return _judge(expected, items, faults, ids, alerts)
 
 
 def screen(
@@ -251,14 +252,14 @@ def screen(
     ids: Sequence[Any] | None = None,
     progress: Progress | None = None,
 ) -> Scan:
-    """Judge new items before they are added, by a corrector's past queries and sample of items."""
+    """Scan new items before you add them, with a corrector's past queries and item sample."""
     corrector = open_corrector(corrector)
     rows = corrector.open_valid(items, "items")
     unit = True if corrector.unit and not rows.embeddings.normalized else None
     faults = _find_odd_norms(rows.embeddings, unit=unit, norms=corrector.item_norms)
     sample = corrector.sample.astype(np.float32)
     known = open_embeddings(sample, name="items", normalize=corrector.normalize)
-    return _judge(Expected(known, corrector.bank), rows, faults, ids, progress=progress)
+    return _judge(Expected(known, corrector.bank, progress=progress), rows, faults, ids, None)
 
 
 def count_alerts(budget: Budget, n_items: int) -> int:
@@ -302,31 +303,21 @@ def _find_odd_norms(
 
 
 def _judge(
-    expected: "Expected",
-    valid: ValidRows,
-    faults: Mapping[int, str],
-    ids: Sequence[Any] | None,
-    *,
-    budget: int | None = None,
-    progress: Progress | None = None,
+    expected: "Expected", valid: ValidRows, faults: Mapping[int, str], ids: Any, budget: int | None
 ) -> Scan:
     """Give every item a verdict; `faults` are those of the rows of `valid`."""
     n_items = valid.n_rows
     names = check_ids(ids, n_items, name=valid.embeddings.name) if ids is not None else valid.ids
-    numbers = expected.measure(valid.embeddings, progress)
-    z = expected.compare(numbers)
+    numbers = expected.measure(valid.embeddings.rows, len(valid.embeddings))
     signals = {name: np.full(n_items, np.nan) for name in SIGNALS}
-    for name, values in z.items():
+    for name, values in expected.compare(numbers).items():
         signals[name][valid.rows] = values
-    broken = dict(valid.faults)
-    broken |= {int(valid.rows[row]): words for row, words in faults.items()}
-    scores = np.full(n_items, np.inf)
-    scores[valid.rows] = sum(z.values())
+    broken = dict(valid.faults) | {int(valid.rows[row]): words for row, words in faults.items()}
+    scores = np.sum(list(signals.values()), axis=0)
     scores[list(broken)] = np.inf
     outliers = []
-    order = np.argsort(-scores, kind="stable")[
-        : n_items if budget is None else len(broken) + budget
-    ]
+    most = n_items if budget is None else len(broken) + budget
+    order = np.argsort(-scores, kind="stable")[:most]
     for item in order[scores[order] >= WATCH].tolist():
         name = item if names is None else names[item].item()
         if item in broken:
@@ -344,24 +335,15 @@ def _judge(
 
 
 class Expected:
-    """What is usual for an item of a gallery, by past queries; made once, asked for any items."""
+    """What is usual for items of a gallery, from past queries; created once, used for any items."""
 
     def __init__(
-        self,
-        landmarks: Embeddings,
-        references: Embeddings,
-        *,
-        seed: int = 0,
-        memory_budget: int = DEFAULT_MEMORY_BUDGET,
-        progress: Progress | None = None,
+        self, landmarks: Embeddings, references: Embeddings, seed: int = 0, **run: Any
     ) -> None:
         check_same_dim(landmarks, references)
         for rows in (landmarks, references):
             if len(rows) < _FEWEST:
-                raise NNNormError(
-                    f"{rows.name} has {len(rows)} rows; {_FEWEST} or more are needed to tell what "
-                    "is usual"
-                )
+                raise NNNormError(f"scan needs {_FEWEST} rows of {rows.name}; got {len(rows)}")
         rng = np.random.default_rng(seed)
         items = landmarks.take(_choose(landmarks, _MOST_LANDMARKS, rng))
         bank = references.take(_choose(references, _MOST_REFERENCES, rng))
@@ -375,32 +357,22 @@ class Expected:
         self._landmarks, self._units = items, as_units(items)
         # A strip holds its scores and their order, 12 bytes each, on every thread.
         per_row = 12 * max(len(bank), len(items)) * count_threads()
-        self._n_strip = int(np.clip(memory_budget // (2 * per_row), 8, _STRIP_ROWS))
+        budget = run.get("memory_budget", DEFAULT_MEMORY_BUDGET)
+        self._n_strip = int(np.clip(budget // (2 * per_row), 8, _STRIP_ROWS))
+        self._progress: Progress | None = run.get("progress")
 
         def find_best(queries: FloatArray, k: int) -> FloatArray:
             """The scores of the best landmarks of every query."""
-            run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
             best = search(queries, items, k=min(k, len(items)), normalize=False, **run).scores
             return np.asarray(best - _ROUNDING * np.abs(best), dtype=np.float32)
 
         best = find_best(self._references, _PLACES)
         self._first, self._retrieved = best[:, 0], best[:, -1]
         self._first_of_blends = find_best(self._blends, 1)[:, 0]
-        self._of_landmarks = self._measure(lambda *rows: items[slice(*rows)], len(items), progress)
+        self._of_landmarks: dict[str, DoubleArray] = {}
+        self._of_landmarks = self.measure(lambda *rows: items[slice(*rows)], len(items))
         self._line = _fit_line(self._of_landmarks["density"], self._of_landmarks["bias"])
         self._usual = {n: _usual(values) for n, values in self._raw(self._of_landmarks).items()}
-
-    def measure(
-        self, items: Embeddings, progress: Progress | None = None
-    ) -> dict[str, DoubleArray]:
-        """Measure items, of which near copies share counts."""
-        numbers = self._measure(items.rows, len(items), progress)
-        copies = np.flatnonzero(numbers["leader"] >= 0)
-        leaders = numbers["leader"][copies].astype(np.int64)
-        for name in _COUNTS:
-            shared = self._of_landmarks[name][leaders]
-            numbers[name][copies] = np.maximum(numbers[name][copies], shared)
-        return numbers
 
     def compare(self, numbers: Mapping[str, DoubleArray]) -> dict[str, DoubleArray]:
         """Turn numbers into robust z, by signal."""
@@ -415,25 +387,16 @@ class Expected:
         self, numbers: Mapping[str, DoubleArray], place: int, z: Mapping[str, float]
     ) -> tuple[str, ...]:
         """The signals of an item in words, strongest first: those that are notable, or one."""
-        n = {name: f"{int(numbers[name][place]):,}" for name in _COUNTS}
-        usual = {
-            name: f"a usual item, {int(np.median(self._of_landmarks[name]))}" for name in _COUNTS
-        }
-        above = "its scores with the references are {:.1f} spreads above"
-        words = {
-            "bias": f"{above} the median item's",
-            "neighbors": f"{above} those of items with as close neighbors",
-            "topics": f"{n['topics']} of {len(self._topic_starts)} topics of the bank retrieve it; "
-            + usual["topics"],
-            "firsts": f"{n['firsts']} of {self.n_references:,} references have it as top-1; "
-            + usual["firsts"],
-            "blends": f"{n['blends']} of {len(self._blends):,} blends of two queries have it as "
-            f"top-1; {usual['blends']}",
-            "side": "it lies {:.1f} spreads from the other items towards the queries",
-        }
+        sizes = len(self._topic_starts), self.n_references, len(self._blends)
+        total = dict(zip(_COUNTS, sizes, strict=True))
         ordered = sorted(SIGNALS, key=lambda name: -z[name])
-        notable = [name for name in ordered if z[name] >= _NOTABLE] or ordered[:1]
-        reasons = [words[name].format(z[name]) for name in notable]
+        reasons = []
+        for name in [name for name in ordered if z[name] >= _NOTABLE] or ordered[:1]:
+            about = {"z": z[name]}
+            if name in _COUNTS:
+                usual = int(np.median(self._of_landmarks[name]))
+                about = {"n": int(numbers[name][place]), "of": total[name], "usual": usual}
+            reasons.append(_REASONS[name].format(**about))
         leader = numbers["leader"]
         n_copies = int((leader == leader[place]).sum())
         if leader[place] >= 0 and n_copies > 1:
@@ -451,10 +414,10 @@ class Expected:
             "side": numbers["side"],
         }
 
-    def _measure(
-        self, read: Callable[[int, int], FloatArray], n_rows: int, progress: Progress | None
+    def measure(
+        self, read: Callable[[int, int], FloatArray], n_rows: int
     ) -> dict[str, DoubleArray]:
-        """Measure rows in one pass over references, blends and landmarks."""
+        """Measure rows in one pass over references, blends and landmarks; copies share counts."""
         k = min(_REFERENCE_K, max(1, self.n_references // 4))
 
         def work(start: int, stop: int) -> DoubleArray:
@@ -473,9 +436,15 @@ class Expected:
         parts = []
         for _, stop, found in strips_in_order(work, n_rows, self._n_strip, threading.Event()):
             parts.append(found)
-            if progress is not None:
-                progress(stop, n_rows)
-        return dict(zip(_NUMBERS, np.concatenate(parts, axis=1), strict=True))
+            if self._progress is not None:
+                self._progress(stop, n_rows)
+        numbers = dict(zip(_NUMBERS, np.concatenate(parts, axis=1), strict=True))
+        copies = np.flatnonzero(numbers["leader"] >= 0)
+        leaders = numbers["leader"][copies].astype(np.int64)
+        for name in _COUNTS if self._of_landmarks else ():
+            shared = self._of_landmarks[name][leaders]
+            numbers[name][copies] = np.maximum(numbers[name][copies], shared)
+        return numbers
 
     def _neighbors(self, units: FloatArray) -> tuple[DoubleArray, IntArray]:
         """Mean cosine with the nearest other landmarks, and the landmark an item is or copies."""
@@ -483,7 +452,7 @@ class Expected:
         cosines = units @ self._units.T
         places = np.argpartition(cosines, len(self._units) - k, axis=1)[:, -k:]
         best = np.take_along_axis(cosines, places, axis=1)
-        # Copies say nothing about how dense a place is: many of them would make it look so.
+        # Copies are left out: they would make a place look dense.
         is_other = best <= _COPY
         n_others = is_other.sum(axis=1)
         sums = np.where(is_other, best, 0).sum(axis=1, dtype=np.float64)
@@ -504,8 +473,8 @@ class _Sides:
             directions.append(_discriminant(*known))
             usual.append(_usual(items[self._fold_of == fold] @ directions[-1]))
         self._directions = np.stack(directions, axis=1)
-        self._medians = np.array([median for median, _ in usual])
-        self._spreads = np.array([spread or 1.0 for _, spread in usual])
+        self._medians, spreads = np.array(usual).T
+        self._spreads = np.where(spreads > 0, spreads, 1.0)
 
     def project(self, rows: FloatArray, leader: IntArray) -> DoubleArray:
         """How far rows lie towards the references, in spreads of the landmarks."""
@@ -524,7 +493,7 @@ def _discriminant(items: FloatArray, references: FloatArray) -> DoubleArray:
 
 
 def _usual(values: DoubleArray) -> tuple[float, float]:
-    """Median and upper spread; counts have heavier tails above than the median deviation says."""
+    """Median and spread of the upper half; counts have a heavy upper tail."""
     median, high = np.quantile(values, [0.5, 0.9])
     spread = max(1.4826 * float(np.median(np.abs(values - median))), (high - median) / 1.2816)
     if spread == 0:

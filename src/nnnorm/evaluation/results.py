@@ -1,4 +1,4 @@
-"""What results are made of: `Record`, and `Interval` by resampling, clustered and paired.
+"""`Record`, the base of all results, and `Interval`: clustered, paired bootstrap intervals.
 
 Captions of one image are not independent, so whole clusters are drawn, and two corrections are
 compared on the same draws: the interval is of the mean difference per query. Clusters that add the
@@ -64,15 +64,14 @@ class Interval(Record):
 
     @property
     def includes_zero(self) -> bool:
-        """Whether the data are compatible with no difference."""
+        """Whether the interval includes zero."""
         return self.low <= 0 <= self.high
 
     def show(self, digits: int = 2, scale: float = 100, *, sign: str = "+") -> str:
         """Write the mean and its interval, in points: ``+1.08 [0.40, 1.76]``."""
         # Adding 0 makes the −0.00 of a sum's last bits 0.00.
-        mean, low, high = (
-            round(scale * end, digits) + 0.0 for end in (self.mean, self.low, self.high)
-        )
+        ends = self.mean, self.low, self.high
+        mean, low, high = (round(scale * end, digits) + 0.0 for end in ends)
         text = f"{mean:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
         return text.replace("-", "−")
 
@@ -99,7 +98,7 @@ def interval_of_difference(
     seed: int = 0,
 ) -> Interval:
     """Compute the paired interval of ``mean(values − baseline)`` over the same queries."""
-    difference = np.asarray(values, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
+    difference = np.subtract(values, baseline, dtype=np.float64)
     means = _resample(difference, clusters, n_resamples, seed)
     low, high = np.percentile(means, [2.5, 97.5])
     rarer = min((means <= 0).sum(), (means >= 0).sum())
@@ -143,13 +142,10 @@ def _resample(
             "values and clusters must have one finite number per query; got "
             f"{values.shape} and {numbers.shape}"
         )
-    _, members = np.unique(numbers, return_inverse=True)
-    sums = np.bincount(members, weights=values).astype(np.float64)
-    sizes = np.bincount(members).astype(np.float64)
+    _, members, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
+    sums = np.bincount(members, weights=values)
     if len(sums) < 2:
-        raise NNNormError(
-            "an interval needs at least two queries from different groups; got one group"
-        )
+        raise NNNormError("an interval needs queries that ask for two different items at least")
     rng = np.random.default_rng(seed)
     kinds, times = np.unique(np.stack([sums, sizes], axis=1), axis=0, return_counts=True)
     if len(kinds) <= _MANY_KINDS:
@@ -157,8 +153,7 @@ def _resample(
         return np.asarray(drawn[:, 0] / drawn[:, 1])
     means = np.empty(n_resamples)
     step = max(1, _DRAWS_AT_ONCE // len(sums))
-    for start in range(0, n_resamples, step):
-        stop = min(start + step, n_resamples)
-        draws = rng.integers(0, len(sums), size=(stop - start, len(sums)), dtype=np.int32)
-        means[start:stop] = sums[draws].sum(axis=1) / sizes[draws].sum(axis=1)
+    for part in np.split(means, range(step, n_resamples, step)):
+        draws = rng.integers(0, len(sums), size=(len(part), len(sums)), dtype=np.int32)
+        part[:] = sums[draws].sum(axis=1) / sizes[draws].sum(axis=1)
     return means

@@ -28,21 +28,15 @@ from nnnorm.embeddings import Embeddings, FloatArray
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.metrics import Truth
 from nnnorm.files import Progress
-from nnnorm.methods import (
-    NNN,
-    Grid,
-    Method,
-    MethodName,
-    Statistics,
-    find_method,
-    make_method,
-)
+from nnnorm.methods import NNN, Grid, Method, MethodName, Statistics, find_method, make_method
 from nnnorm.methods.groups import offsets_of
 from nnnorm.ranking import iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 
 # Returns what is taken from every score, shape (n_gallery,), float32; called again when needed.
 Correction: TypeAlias = Callable[[], FloatArray]
+# The mean of each correction, and each item's least and greatest centered correction.
+Bounds: TypeAlias = tuple[npt.NDArray[np.float64], FloatArray, FloatArray]
 
 
 # --- the grid ------------------------------------------------------------------------------------
@@ -62,7 +56,7 @@ class Setting:
         return self.method.name
 
     def correction(self) -> FloatArray:
-        """What is taken from every score, shape ``(n_gallery,)``, in the arithmetic of `search`."""
+        """The correction to subtract, shape ``(n_gallery,)``, computed as in `search`."""
         values = np.asarray(self.method.values(self.statistics), dtype=np.float32)
         correction = np.float32(self.method.weight) * values
         if (groups := self.statistics.groups) is not None and self.method.is_weighted:
@@ -75,24 +69,21 @@ def make_settings(
     methods: Sequence[MethodName],
     gallery: Embeddings,
     references: References | Embeddings,
-    *,
     gallery_references: Embeddings | None = None,
+    *,
     grids: Mapping[str, Grid] | None = None,
     **options: Any,
 ) -> list[Setting]:
-    """Lay out the grids of some methods and scan the banks once for all of them."""
+    """Create the grids of some methods, and scan the banks once for all of them."""
     grids = grids or {}
     if unknown := [name for name in grids if name not in methods]:
         raise NNNormError(
-            f"a grid was given for {unknown[0]}, which is not among the methods "
-            f"({', '.join(methods)})"
+            f"grids has {unknown[0]}, which isn't among the methods ({', '.join(methods)})"
         )
     statistics = Statistics(gallery, references, gallery_references, **options)
-    cells = {
-        method: params
-        for name in methods
-        for method, params in _cells(name, grids.get(name), statistics)
-    }
+    cells: dict[Method, Mapping[str, Any]] = {}
+    for name in methods:
+        cells.update(_cells(name, grids.get(name), statistics))
     if NNN().name in methods and NNN().name not in grids:
         automatic = NNN().resolve(statistics)[0]
         if automatic.weight:
@@ -108,21 +99,15 @@ def _cells(
     for params in _list_params(name, find_method(name)[1].grid if grid is None else grid):
         method = make_method(name, **params)
         if method.is_automatic:
-            raise NNNormError(
-                "the grid of nnn needs numbers for both reference_k and alpha, not auto"
-            )
+            raise NNNormError("the grid of nnn needs numbers for reference_k and alpha, not auto")
         if params.get("gate") == "safe":  # no sweep can share its partly open queries
-            raise NNNormError(
-                "dualdis can be tuned in its published form only; leave out gate 'safe'"
-            )
+            raise NNNormError("dualdis is tuned in its published form only; leave out gate 'safe'")
         reference_k = getattr(method, "reference_k", 0)
         if reference_k <= statistics.n_references:
             yield method, params
         elif grid is not None:
             size = describe_size(statistics.n_given, statistics.n_references)
-            raise NNNormError(
-                f"the grid of {name} has reference_k {reference_k}, but there are only {size}"
-            )
+            raise NNNormError(f"the grid of {name} has reference_k {reference_k}, but only {size}")
 
 
 def _list_params(name: MethodName, grid: Grid) -> Iterator[dict[str, Any]]:
@@ -160,24 +145,21 @@ def sweep_hits(
     if 4 * len(corrections) * len(gallery) <= memory_budget // 4:
         corrections = [partial(np.asarray, correction()) for correction in corrections]
     bounds = _bounds(corrections, len(gallery))
-    for start, scores in iterate_scores(
-        queries, gallery, memory_budget=memory_budget // 2, progress=progress
-    ):
+    run: dict[str, Any] = {"memory_budget": memory_budget // 2, "progress": progress}
+    for start, scores in iterate_scores(queries, gallery, **run):
         if look is not None:
             look(start, scores)
 
         def count(rows: slice, start: int = start, scores: FloatArray = scores) -> None:
             first = start + rows.start
-            found = _strip_hits(scores[rows], truth, first, corrections, *bounds)
+            found = _strip_hits(scores[rows], truth, first, corrections, bounds)
             hits[:, first : start + rows.stop] = found
 
         in_threads(count, scores)
     return hits
 
 
-def _bounds(
-    corrections: Sequence[Correction], n_gallery: int
-) -> tuple[npt.NDArray[np.float64], FloatArray, FloatArray]:
+def _bounds(corrections: Sequence[Correction], n_gallery: int) -> Bounds:
     """Mean of each correction, and each item's least and greatest centered correction."""
     means = np.empty(len(corrections))
     lower = np.full(n_gallery, np.inf, dtype=np.float32)
@@ -196,15 +178,10 @@ def _bounds(
 
 
 def _strip_hits(
-    scores: FloatArray,
-    truth: Truth,
-    start: int,
-    corrections: Sequence[Correction],
-    means: npt.NDArray[np.float64],
-    lower: FloatArray,
-    upper: FloatArray,
+    scores: FloatArray, truth: Truth, start: int, corrections: Sequence[Correction], bounds: Bounds
 ) -> FloatArray:
     """Hits of a strip of queries under every correction, shape ``(n_corrections, n_strip)``."""
+    means, lower, upper = bounds
     first, last = truth.starts[start], truth.starts[start + len(scores)]
     items, rows = truth.items[first:last], truth.queries[first:last] - start
     starts = truth.starts[start : start + len(scores)] - first

@@ -7,7 +7,7 @@ in trec_eval.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,25 +55,23 @@ def write_run(
     """
     known = (ranking.parents, ranking.ids, ranking.indices)
     names = next(some for some in known if some is not None)
-    queries = _check_words(_number(query_ids, len(names), "queries"), "query ids")
-    hits = ranking.scores > -np.inf  # the others are places without an item
-    items = [
-        _check_words(row[is_hit].tolist(), "ids") for row, is_hit in zip(names, hits, strict=True)
-    ]
+    numbered = range(len(names)) if query_ids is None else query_ids
+    queries = _check_words(check_ids(numbered, len(names), name="queries"), "query ids")
     (word,) = _check_words([tag], "the tag")
-    lines = [
-        f"{query} Q0 {item} {rank} {score:.9g} {word}\n"
-        for query, row, scores, is_hit in zip(queries, items, ranking.scores, hits, strict=True)
-        for rank, (item, score) in enumerate(zip(row, scores[is_hit], strict=True), start=1)
-    ]
+    lines = []
+    for query, row, scores in zip(queries, names, ranking.scores, strict=True):
+        is_hit = scores > -np.inf  # the others are places without an item
+        hits = zip(_check_words(row[is_hit], "ids"), scores[is_hit], strict=True)
+        for rank, (item, score) in enumerate(hits, start=1):
+            lines.append(f"{query} Q0 {item} {rank} {score:.9g} {word}\n")
     write_whole(path, lambda file: file.write("".join(lines).encode()))
 
 
 def read_run(path: PathLike, *, query_ids: npt.ArrayLike, ids: npt.ArrayLike) -> Ranking:
     r"""Read a run file of any system, for `evaluate_ranking`.
 
-    Hits are sorted by their scores, and by document id, backwards, where scores are equal: so does
-    trec_eval, which ignores ranks too. Queries without a hit, and shorter lists, are filled with
+    Hits are sorted by score, and ties by document id in reverse, as in trec_eval, which also
+    ignores ranks. Queries without a hit, and shorter lists, are filled with
     index -1.
 
     Parameters
@@ -104,9 +102,7 @@ def read_run(path: PathLike, *, query_ids: npt.ArrayLike, ids: npt.ArrayLike) ->
             continue
         if item not in places:
             raise NNNormError(f"{where} names the document {item!r}, which isn't among the ids")
-        if item in found[query]:
-            raise NNNormError(f"{where} repeats the document {item!r} of the query {query!r}")
-        found[query][item] = score
+        _add(found[query], item, score, where)
     depth = max(map(len, found.values()), default=0)
     if depth == 0:
         raise NNNormError(
@@ -141,25 +137,19 @@ def read_qrels(path: PathLike) -> dict[str, dict[str, int]]:
     """
     found: dict[str, dict[str, int]] = {}
     for where, cells in _read_cells(path, _QRELS):
-        query, item = cells[0], cells[-2]
         grade = int(_to_number(int, cells[-1], where, "grade"))
-        judged = found.setdefault(query, {})
-        if item in judged:
-            raise NNNormError(
-                f"{where} judges the document {item!r} of the query {query!r} again; keep one line"
-            )
-        judged[item] = grade
+        _add(found.setdefault(cells[0], {}), cells[-2], grade, where)
     return found
 
 
+def _add(known: dict[str, Any], item: str, number: float, where: str) -> None:
+    if item in known:
+        raise NNNormError(f"{where} has the document {item!r} of this query again; keep one line")
+    known[item] = number
+
+
 def write_qrels(
-    path: PathLike,
-    truth: Any,
-    *,
-    query_ids: npt.ArrayLike | None = None,
-    ids: npt.ArrayLike | None = None,
-    n_queries: int | None = None,
-    n_gallery: int | None = None,
+    path: PathLike, truth: Any, *, query_ids: npt.ArrayLike, ids: npt.ArrayLike
 ) -> None:
     """Write the right items of queries as a TREC qrels file.
 
@@ -168,8 +158,7 @@ def write_qrels(
     path : str or PathLike
     truth : array, list or Truth
         As `evaluate` takes it. Every right item gets its grade, or 1.
-    query_ids, ids : array of int or str, optional
-        By default queries and items are numbered from 0, and `n_queries` or `n_gallery` is needed.
+    query_ids, ids : array of int or str, shapes (n_queries,) and (n_gallery,)
 
     Examples
     --------
@@ -181,8 +170,8 @@ def write_qrels(
     x 0 b 1
     y 0 a 1
     """
-    queries = _check_words(_number(query_ids, n_queries, "queries"), "query ids")
-    items = _check_words(_number(ids, n_gallery, "gallery"), "ids")
+    queries = _check_words(_places(query_ids, "queries"), "query ids")
+    items = _check_words(_places(ids, "gallery"), "ids")
     right = open_truth(truth, n_queries=len(queries), n_gallery=len(items))
     grades = np.ones_like(right.items) if right.grades is None else right.grades
     pairs = zip(right.queries, right.items, grades, strict=True)
@@ -216,11 +205,11 @@ def truth_of_qrels(
         if item in places
     ]
     if not pairs:
+        judged = next(((query, *some) for query, some in right.items() if some), ("none", "none"))
         raise NNNormError(
-            "the qrels name no right document of these queries and items; got queries such as "
-            f"{next(iter(row_of))!r} and items such as {next(iter(places))!r}, in the qrels "
-            f"{next(iter(right), None)!r} and "
-            f"{next((item for some in right.values() for item in some), None)!r}: check the ids"
+            "the qrels name no right document of these queries and items; check the ids: got "
+            f"{next(iter(row_of))!r} and {next(iter(places))!r}, in the qrels {judged[0]!r} and "
+            f"{judged[1]!r}"
         )
     queries, items, grades = np.array(pairs, dtype=np.int64).T
     rows, queries = np.unique(queries, return_inverse=True)
@@ -266,21 +255,12 @@ def _to_number(kind: Any, text: str, where: str, name: str) -> float:
     return float(number)
 
 
-def _number(ids: npt.ArrayLike | None, n_rows: int | None, name: str) -> list[Any]:
-    if ids is None and n_rows is None:
-        raise NNNormError(f"{name} need ids, or their number")
-    n_rows = len(np.asarray(ids)) if n_rows is None else n_rows
-    checked: list[Any] = check_ids(
-        range(n_rows) if ids is None else ids, n_rows, name=name
-    ).tolist()
-    return checked
-
-
 def _places(ids: npt.ArrayLike, name: str) -> dict[str, int]:
-    return {str(own): place for place, own in enumerate(_number(ids, None, name))}
+    checked = check_ids(ids, len(np.asarray(ids)), name=name)
+    return {str(own): place for place, own in enumerate(checked.tolist())}
 
 
-def _check_words(ids: Sequence[Any], name: str) -> list[str]:
+def _check_words(ids: Iterable[Any], name: str) -> list[str]:
     """Ids as text; one with a space would be two columns."""
     words = [str(own) for own in ids]
     if broken := [word for word in words if word.split() != [word]]:

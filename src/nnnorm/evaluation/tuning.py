@@ -1,4 +1,4 @@
-"""Choosing a method and its parameters: whole grids in one pass, on held-out queries.
+"""Choose a method and its settings on labeled queries, with whole grids in one pass.
 
 `try_settings` scans each bank once, multiplies queries and gallery once, and reads the R@1 of every
 cell from that. "No correction" is always among the cells. Two ways to choose are always reported:
@@ -10,7 +10,7 @@ it was not made on is measured by cross-fitting: each fifth of the queries gets 
 others choose.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress, product
@@ -22,9 +22,9 @@ import numpy.typing as npt
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Popularity
 from nnnorm.dedup import Duplicates, References, drop_copies
-from nnnorm.embeddings import Embeddings, FloatArray, Source, check_same_dim, open_embeddings
+from nnnorm.embeddings import Embeddings, FloatArray, Source, open_embeddings
 from nnnorm.errors import NNNormError, warn
-from nnnorm.evaluation.metrics import Evaluation, check_bank, count_strip, evaluate, open_truth
+from nnnorm.evaluation.metrics import Evaluation, Truth, count_strip, evaluate, open_task
 from nnnorm.evaluation.results import Interval, Record, interval_of_difference, is_near, split_folds
 from nnnorm.evaluation.sweep import Setting, make_settings, sweep_hits
 from nnnorm.files import Progress
@@ -39,7 +39,6 @@ from nnnorm.methods import (
     find_method,
     make_method,
     open_groups,
-    open_references,
 )
 from nnnorm.methods.groups import Groups
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
@@ -69,10 +68,8 @@ class Cell(Record):
 
 @dataclass(frozen=True, eq=False)
 class PopularityChoice(Record):
-    """The weights of a popularity that were tried, and the bias and hits of the chosen one."""
+    """The weights of a popularity that were tried, and the chosen one."""
 
-    bias: Bias = field(repr=False)
-    hits: FloatArray = field(repr=False)
     weight: float
     recall_at_1: float
     grid: tuple[dict[str, float], ...]
@@ -119,8 +116,11 @@ class Trial:
     raw: Evaluation
     queries: Embeddings
     gallery: Embeddings
-    memory_budget: int
-    _evaluations: dict[int, Evaluation] = field(default_factory=dict, repr=False)
+    options: dict[str, Any]
+    _evaluations: dict[int, Evaluation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._evaluations[0] = self.raw
 
     @property
     def clusters(self) -> npt.NDArray[np.int64]:
@@ -138,7 +138,7 @@ class Trial:
         method: MethodName | None = None,
         among: npt.NDArray[np.bool_] | slice = slice(None),
     ) -> int:
-        """The number of the chosen setting, of all methods or of one, on some of the queries."""
+        """Return the number of the chosen setting, of one or all methods, on some queries."""
         rows = [
             number
             for number, setting in enumerate(self.settings)
@@ -155,17 +155,18 @@ class Trial:
 
     def evaluation(self, number: int) -> Evaluation:
         """A setting on the queries it was tried on, measured as `evaluate` does, once."""
-        if number == 0:
-            return self.raw
-        if number not in self._evaluations:
-            self._evaluations[number] = evaluate(
-                self.queries,
-                self.gallery,
-                self.bias(number),
-                truth=self.raw.truth,
-                memory_budget=self.memory_budget,
-            )
-        return self._evaluations[number]
+        known = self._evaluations
+        if number not in known:
+            options: dict[str, Any] = {"truth": self.raw.truth, **self.options}
+            known[number] = evaluate(self.queries, self.gallery, self.bias(number), **options)
+        return known[number]
+
+    def choose_weight(self, corrections: Iterable[FloatArray]) -> tuple[int, FloatArray]:
+        """The first of some corrections within one paired standard error of the best; all hits."""
+        hold = [partial(np.asarray, correction) for correction in corrections]
+        hits = sweep_hits(self.queries, self.gallery, self.raw.truth, hold, **self.options)
+        best = hits[int(hits.mean(axis=1, dtype=np.float64).argmax())]
+        return next(n for n, row in enumerate(hits) if is_near(best, row, self.clusters)), hits
 
     def cross_fit(
         self, select: Select, method: MethodName | None = None, *, seed: int = 0
@@ -201,32 +202,33 @@ def tune(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Tuning:
-    """Try every setting of some methods on queries with known answers, and choose one.
+    """Try all settings of one or more methods on labeled queries, and choose one.
 
     Parameters
     ----------
     gallery : array or path, shape (n_gallery, dim)
     references : Bank, array or path, shape (n_references, dim)
-        The bank, which should not include the queries.
+        Past queries. They shouldn't include `queries`.
     queries : array or path, shape (n_queries, dim)
-        Held out: neither references nor the queries that will be reported on.
+        Labeled queries, neither among the references nor among those that you report results on.
     truth : array or list
         The right items, see `open_truth`.
     methods : sequence of str, or "all"
-        "all" leaves out the methods that need a gallery bank if there is none.
+        "all" skips methods that need `gallery_references` if there are none.
     groups : array, shape (n_gallery,), optional
-        A label per item of a mixed gallery, see `Method.fit`: ``between`` is chosen too.
+        One label per item of a mixed gallery; see `Method.fit`. ``between`` is chosen too.
     gallery_references : array or path, shape (n_gallery_references, dim), optional
-        A bank of gallery-side items, for the methods that use one.
+        Gallery-side references, for methods that use them.
     duplicates : {"drop", "keep"}
-        Whether copies in the bank count once, see `Method.fit`.
+        Whether near-duplicates count once; see `Method.fit`.
     clicks : array, shape (n_gallery,), optional
-        How often each item was the right one in the past, apart from these queries: the weight of a
-        `Popularity` is chosen, which is added to the bias.
+        How often each item was right in the past, without these queries. `tune` also chooses the
+        weight of a `Popularity`, which is added to the bias.
     grids : dict, optional
-        Method name to ``{parameter: values}`` (or a list of such), instead of the default grid.
+        Maps method names to ``{parameter: values}`` (or a list of them), instead of the default
+        grids.
     select : {"one-standard-error", "max"}
-        The rule that chooses `best`; the choices of both rules are reported.
+        The rule that chooses `best`. The result has the choices of both rules.
     seed : int
         Random seed of the bootstrap.
     normalize : bool, optional
@@ -249,42 +251,31 @@ def tune(
     >>> len(tuning.grid), tuning.best.method in ("nnn", "none")
     (100, True)
     """
-    check_select(select)
-    items = open_embeddings(gallery, name="gallery", normalize=normalize)
-    bank = open_references(references, normalize=normalize)
-    asked = open_embeddings(queries, name="queries", normalize=normalize)
-    gallery_bank = None
-    if gallery_references is not None:
-        gallery_bank = open_embeddings(
-            gallery_references, name="gallery_references", normalize=normalize
-        )
-    options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    names = check_methods(methods, gallery_bank is not None)
+    names = check_choice(methods, select, gallery_references is not None)
+    items, asked, bank, right = open_task(gallery, queries, references, truth, normalize)
     if clicks is not None:
         names = _check_clicks(clicks, len(items), names, is_all=methods == "all")
-    right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
-    check_bank(bank, asked, items, right)
     used = drop_copies(bank, duplicates, progress)
+    banks = used, open_gallery_bank(gallery_references, normalize)
     labeled = open_groups(groups, len(items))
-    trial = try_settings(
-        names, items, used, gallery_bank, asked, right, grids=grids, groups=labeled, **options
-    )
+    options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+    trial = try_settings(names, items, *banks, asked, right, grids=grids, groups=labeled, **options)
     by_rule, by_maximum = trial.choose("one-standard-error"), trial.choose("max")
     chosen = by_rule if select == "one-standard-error" else by_maximum
-    cross_fitted = None
-    if clicks is None:
-        cross_fitted = trial.cross_fit(select, seed=seed).gain_over(trial.raw, seed=seed)
+    crossed = trial.cross_fit(select, seed=seed) if clicks is None else None
     n_near = sum(is_near(trial.hits[by_maximum], hits, trial.clusters) for hits in trial.hits[1:])
     if labeled is not None and chosen and _choose_between(trial, chosen, labeled) != 1:
-        cross_fitted = None  # the weight was chosen on all queries
+        crossed = None  # the weight was chosen on all queries
     bias, measured = trial.bias(chosen), trial.evaluation(chosen)
-    cells = _list_cells(trial, {0: trial.raw, chosen: measured})
+    cells = []
+    for number, (setting, hits) in enumerate(zip(trial.settings, trial.hits, strict=True)):
+        recalls = [trial.evaluation(number).recall(k) for k in (5, 10) if number in (0, chosen)]
+        recall_at_1 = float(hits.mean(dtype=np.float64))
+        cells.append(Cell(setting.name, setting.params, recall_at_1, *recalls))
     gain, popularity = measured.gain_over(trial.raw, seed=seed), None
     if clicks is not None:
-        popularity = _choose_popularity(trial, bias, clicks, **options)
-        raw = trial.raw.hits(1)
-        gain = interval_of_difference(popularity.hits, raw, trial.clusters, seed=seed)
-        bias = popularity.bias
+        popularity, bias, after = _choose_popularity(trial, bias, clicks)
+        gain = interval_of_difference(after, trial.raw.hits(1), trial.clusters, seed=seed)
     return Tuning(
         grid=tuple(cells),
         best=cells[chosen],
@@ -293,7 +284,7 @@ def tune(
         uncorrected=cells[0],
         bias=bias,
         gain=gain,
-        cross_fitted=cross_fitted,
+        cross_fitted=None if crossed is None else crossed.gain_over(trial.raw, seed=seed),
         n_near=n_near,
         select=select,
         n_queries=len(asked),
@@ -310,31 +301,18 @@ def try_settings(
     references: References,
     gallery_references: Embeddings | None,
     queries: Embeddings,
-    truth: Any,
+    truth: Truth,
     *,
     grids: Mapping[str, Grid] | None = None,
     groups: Groups | None = None,
     **options: Any,
 ) -> Trial:
     """Try no correction and every setting of some methods, from one pass over each input."""
-    check_same_dim(queries, gallery)
-    if gallery_references is not None:
-        check_same_dim(gallery_references, gallery)
-    right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
-    if len(np.unique(right.clusters)) < 2:
-        raise NNNormError(
-            "tuning needs at least two queries from different groups; got "
-            f"{len(right)} in one group"
-        )
-    settings = make_settings(
-        (NO_CORRECTION, *methods),
-        gallery,
-        references,
-        gallery_references=gallery_references,
-        grids=grids,
-        groups=groups,
-        **options,
-    )
+    if len(np.unique(truth.clusters)) < 2:
+        raise NNNormError("tuning needs queries that ask for two different items at least")
+    banks = references, gallery_references
+    named = (NO_CORRECTION, *methods)
+    settings = make_settings(named, gallery, *banks, grids=grids, groups=groups, **options)
     # A gated setting shares the sweep of its ungated form.
     ungated = [replace(one.method, **one.method.variants[0].fixed) for one in settings]
     unique = dict(zip(ungated, settings, strict=True))
@@ -342,14 +320,13 @@ def try_settings(
     ranks: list[Any] = []
 
     def look(start: int, scores: FloatArray) -> None:
-        ranks.append(count_strip(scores, right, start))
+        ranks.append(count_strip(scores, truth, start))
 
-    swept = sweep_hits(queries, gallery, right, corrections, look=look, **options)
+    swept = sweep_hits(queries, gallery, truth, corrections, look=look, **options)
     hits_of = dict(zip(unique, swept, strict=True))
     hits = np.stack([hits_of[method] for method in ungated])
-    budget = options.get("memory_budget", DEFAULT_MEMORY_BUDGET)
-    raw = Evaluation.of_strips(right, ranks, len(gallery))
-    trial = Trial(settings, hits, raw, queries, gallery, budget)
+    raw = Evaluation.of_strips(truth, ranks, len(gallery))
+    trial = Trial(settings, hits, raw, queries, gallery, options)
     _close_gates(trial)
     return trial
 
@@ -364,9 +341,8 @@ def _close_gates(trial: Trial) -> None:
         method = setting.method
         active = [trial.statistics.activation_set(bank)[trial.raw.top1] for bank in method.gated_by]
         for pattern in product((True, False), repeat=len(active)):
-            rows = np.all(
-                [gate == opened for gate, opened in zip(active, pattern, strict=True)], axis=0
-            )
+            gates = zip(active, pattern, strict=True)
+            rows = np.all([gate == opened for gate, opened in gates], axis=0)
             if all(pattern) or not rows.any():
                 continue
             # The first parameters are those of the gates, in the same order.
@@ -376,36 +352,36 @@ def _close_gates(trial: Trial) -> None:
             trial.hits[number, rows] = shared[key][rows]
 
 
-def check_select(select: str) -> None:
-    """Raise unless there is such a rule."""
-    if select not in ("one-standard-error", "max"):
-        raise NNNormError(f"select must be 'one-standard-error' or 'max'; got {select!r}")
-
-
-def check_methods(
-    methods: Sequence[MethodName] | Literal["all"], has_gallery_bank: bool
+def check_choice(
+    methods: Sequence[MethodName] | Literal["all"], select: str, has_gallery_bank: bool
 ) -> list[MethodName]:
     """The methods to tune, besides no correction; "all" is what the given banks suffice for."""
+    if select not in ("one-standard-error", "max"):
+        raise NNNormError(f"select must be 'one-standard-error' or 'max'; got {select!r}")
     if methods == "all":
-        methods = [
-            name
-            for name in METHOD_NAMES
-            if has_gallery_bank or find_method(name)[0].gallery_bank != "needed"
-        ]
+        needs_bank = {name: find_method(name)[0].gallery_bank == "needed" for name in METHOD_NAMES}
+        methods = [name for name in METHOD_NAMES if has_gallery_bank or not needs_bank[name]]
     if isinstance(methods, str) or not methods:
         raise NNNormError(f"methods must be 'all' or a list of names; got {methods!r}")
     return [name for name in dict.fromkeys(methods) if name != NO_CORRECTION]
+
+
+def open_gallery_bank(source: Source | None, normalize: bool | None) -> Embeddings | None:
+    """Open a bank of gallery-side items, if there is one."""
+    if source is None:
+        return None
+    return open_embeddings(source, name="gallery_references", normalize=normalize)
 
 
 # --- choosing ------------------------------------------------------------------------------------
 
 
 def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[Any]) -> int:
-    """Apply the one-standard-error rule to each method; return the best of these choices."""
+    """Apply the one-standard-error rule to each method, and return the best choice."""
     means, choices = hits.mean(axis=1, dtype=np.float64), []
     for name in dict.fromkeys(setting.name for setting in settings[1:]):
         rows = [row for row, setting in enumerate(settings) if row and setting.name == name]
-        # On a tie with no correction the cells stand in for the best: few queries tie easily.
+        # On a tie with no correction, use these cells: with few queries, ties are common.
         best = max(rows, key=lambda row: (means[row], -row))
         if means[best] < means[0]:
             choices.append(0)
@@ -416,34 +392,18 @@ def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[
     return max(choices, key=lambda row: (means[row], -row), default=0)
 
 
-def _distances(
-    settings: Sequence[Setting], near: Sequence[int], rows: Sequence[int]
-) -> list[float]:
+def _distances(settings: Sequence[Setting], near: Sequence[int], rows: Sequence[int]) -> Any:
     """Steps of the grid between each near cell and the usual setting: automatic, or the middle."""
     first = settings[near[0]]
     if isinstance(first.method, NNN):
         usual = NNN().resolve(first.statistics)[0]
         ks = np.array([settings[row].params["reference_k"] for row in near])
         weights = np.array([settings[row].method.weight for row in near])
-        steps = np.abs(np.log2(ks / usual.reference_k)) + np.abs(weights - usual.weight) / 0.125
-        return [float(far) for far in steps]
+        return np.abs(np.log2(ks / usual.reference_k)) + np.abs(weights - usual.weight) / 0.125
     tried = [settings[row].params for row in rows]
-    places = {
-        name: {v: place for place, v in enumerate(sorted({params[name] for params in tried}))}
-        for name in tried[0]
-    }
-    spots = np.array([[places[n][v] for n, v in settings[r].params.items()] for r in near])
-    return [float(far) for far in np.abs(spots - spots.mean(axis=0)).sum(axis=1)]
-
-
-def _list_cells(trial: Trial, evaluations: Mapping[int, Evaluation]) -> list[Cell]:
-    """R@1 of every setting, and further recalls of those that were evaluated."""
-    cells = []
-    for number, (setting, hits) in enumerate(zip(trial.settings, trial.hits, strict=True)):
-        recalls = [evaluations[number].recall(k) for k in (5, 10) if number in evaluations]
-        at_1 = float(hits.mean(dtype=np.float64))
-        cells.append(Cell(setting.name, setting.params, at_1, *recalls))
-    return cells
+    values = {name: sorted({params[name] for params in tried}) for name in tried[0]}
+    spots = np.array([[values[n].index(v) for n, v in settings[r].params.items()] for r in near])
+    return np.asarray(np.abs(spots - spots.mean(axis=0)).sum(axis=1))
 
 
 def _choose_between(trial: Trial, number: int, groups: Groups) -> float:
@@ -451,13 +411,8 @@ def _choose_between(trial: Trial, number: int, groups: Groups) -> float:
     corrections = []
     for between in _BETWEEN:
         groups.between = between
-        corrections.append(partial(np.asarray, trial.settings[number].correction()))
-    budget = trial.memory_budget
-    hits = sweep_hits(
-        trial.queries, trial.gallery, trial.raw.truth, corrections, memory_budget=budget
-    )
-    best = hits[int(hits.mean(axis=1, dtype=np.float64).argmax())]
-    chosen = next(row for row in range(len(hits)) if is_near(best, hits[row], trial.clusters))
+        corrections.append(trial.settings[number].correction())
+    chosen, hits = trial.choose_weight(corrections)
     groups.between, trial.hits[number] = _BETWEEN[chosen], hits[chosen]
     trial._evaluations.pop(number, None)
     return groups.between
@@ -470,37 +425,29 @@ def _check_clicks(
     clicks: npt.ArrayLike, n_gallery: int, methods: Sequence[MethodName], *, is_all: bool
 ) -> list[MethodName]:
     """The methods that a popularity can be added to."""
-    if len(Popularity(clicks)) != n_gallery:
-        raise NNNormError(
-            f"clicks must have one number per item of the gallery, {n_gallery}; got "
-            f"{len(Popularity(clicks))}"
-        )
+    if (n_clicks := len(Popularity(clicks))) != n_gallery:
+        raise NNNormError(f"clicks must have one number per item, {n_gallery}; got {n_clicks}")
     gated = [name for name in methods if make_method(name).gated_by]
     if gated and not is_all:
         raise NNNormError(
-            f"method {gated[0]} decides per query, so no popularity can be added to it; leave "
-            "out clicks, or choose other methods"
+            f"{gated[0]} decides per query, so it takes no clicks: leave them out, or the method"
         )
     return [name for name in methods if name not in gated]
 
 
 def _choose_popularity(
-    trial: Trial, bias: Bias, clicks: npt.ArrayLike, **options: Any
-) -> PopularityChoice:
+    trial: Trial, bias: Bias, clicks: npt.ArrayLike
+) -> tuple[PopularityChoice, Bias, FloatArray]:
     """Choose the smallest weight within one paired standard error of the best, by R@1."""
     scale = float(np.mean(trial.gallery.norm_range) * np.mean(trial.queries.norm_range))
     weights = [float(f"{weight * scale:.3g}") for weight in _WEIGHTS]
     biases = [bias, *(bias + Popularity(clicks, weight=weight) for weight in weights[1:])]
-    corrections = [partial(np.asarray, one.correction) for one in biases]
-    hits = sweep_hits(trial.queries, trial.gallery, trial.raw.truth, corrections, **options)
-    means = hits.mean(axis=1, dtype=np.float64)
-    best = hits[int(means.argmax())]
-    chosen = next(row for row in range(len(hits)) if is_near(best, hits[row], trial.clusters))
-    pairs = zip(weights, means.tolist(), strict=True)
+    chosen, hits = trial.choose_weight(one.correction for one in biases)
+    pairs = zip(weights, hits.mean(axis=1, dtype=np.float64).tolist(), strict=True)
     grid = tuple({"weight": weight, "recall_at_1": recall} for weight, recall in pairs)
     if chosen == len(weights) - 1:
         warn(
             f"the largest weight of a popularity that was tried is the best one, {weights[-1]:g}; "
             "larger ones may be better still: bias + Popularity(clicks, weight=…)"
         )
-    return PopularityChoice(biases[chosen], hits[chosen], **grid[chosen], grid=grid)
+    return PopularityChoice(**grid[chosen], grid=grid), biases[chosen], hits[chosen]

@@ -13,5 +13,5 @@ server       the HTTP interface, its checks and limits
 from nnnorm.explore.material import Material, demo_material, open_material
 from nnnorm.explore.pictures import FolderPictures
 from nnnorm.explore.recording import record
-from nnnorm.explore.server import listen, make_app, make_server, serve
+from nnnorm.explore.server import LOOPBACK, listen, make_app, make_server, serve
 from nnnorm.explore.session import Session

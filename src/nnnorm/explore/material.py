@@ -26,7 +26,7 @@ from nnnorm.explore.pictures import Draw, FolderPictures, draw_scene
 from nnnorm.index import open_index
 from nnnorm.input_checks import check_inputs
 from nnnorm.methods import label_method, open_references
-from nnnorm.tables import TABLE_SUFFIXES, check_ids, read_columns, read_json, read_jsonl
+from nnnorm.tables import TABLE_SUFFIXES, check_ids, read_columns, read_ids, read_objects
 
 # Columns of the metadata that name an item's picture, the first that is there.
 _PICTURE_COLUMNS = ("image", "file", "path", "filename", "image_path")
@@ -80,7 +80,7 @@ class Material:
     encode: Callable[[str], FloatArray] | None = None
     corrector: Corrector | None = None
     served: Served | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     examples: Sequence[str] = ()
     notes: Sequence[str] = ()
 
@@ -140,14 +140,13 @@ def demo_material() -> Material:
 
 
 def open_material(
-    *,
     gallery: Path | None = None,
     queries: Path | None = None,
     references: Path | None = None,
     truth: Path | None = None,
     index: str | None = None,
     corrector: Path | None = None,
-    ids: Any = None,
+    ids: Path | None = None,
     images: Path | None = None,
     captions: Path | None = None,
     query_captions: Path | None = None,
@@ -170,8 +169,9 @@ def open_material(
         served = None
         if index is None:
             items = open_embeddings(gallery, name="gallery", normalize=normalize)
+            named = items.ids if ids is None else check_ids(read_ids(ids), len(items))
         else:
-            items, ids, columns, served, is_unit = _read_index(index, normalize)
+            items, named, columns, served, is_unit = _read_index(index, normalize)
             # Queries of an index of unit rows are divided by their norms there as well.
             normalize = True if is_unit and normalize is None else normalize
         asked = open_embeddings(queries, name="queries", normalize=normalize)
@@ -188,19 +188,19 @@ def open_material(
         evaluation.warn_of_mismatched_bank(past, asked, items, right)
         if metadata is not None:
             columns |= _read_metadata(metadata, len(items))
-    given: dict[str, Any] = {"gallery": gallery, "queries": queries, "references": references}
-    given["index"] = index
+    given = {"gallery": gallery, "queries": queries, "references": references, "index": index}
     # Without passwords: exports and the page have them.
-    options = {name: show_url(value) for name, value in given.items() if value is not None}
-    if normalize is not None:
-        options["normalize"] = "yes" if normalize else "no"
+    options: dict[str, Any] = {
+        name: show_url(value) for name, value in given.items() if value is not None
+    }
+    options["normalize"] = normalize
     notes = [str(one.message) for one in caught if issubclass(one.category, NNNormWarning)]
     return Material(
         gallery=items,
         queries=asked,
         references=past,
         truth=right,
-        ids=items.ids if ids is None else check_ids(ids, len(items), name="gallery"),
+        ids=named,
         captions=_read_captions(captions, len(items), "items for --captions", len(asked)),
         query_captions=_read_captions(
             query_captions, len(asked), "queries for --query-captions", len(items)
@@ -242,11 +242,7 @@ def _read_metadata(path: Path, n_items: int) -> dict[str, list[str]]:
     if suffix in TABLE_SUFFIXES and suffix != ".jsonl":
         columns = read_columns(path, optional=None)
     else:
-        is_lines = suffix == ".jsonl"
-        entries = read_jsonl(path) if is_lines else read_json(path, "a list of objects")
-        if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
-            raise NNNormError(f"{path} must hold one JSON object per item")
-        columns = _columns(entries)
+        columns = _columns(read_objects(path))
     n_rows = len(next(iter(columns.values()), []))
     if n_rows != n_items:
         raise NNNormError(

@@ -17,11 +17,11 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from nnnorm.errors import NNNormError, first_line
+from nnnorm.errors import NNNormError
 from nnnorm.explore.material import Served
 from nnnorm.explore.session import Session, Setting, draw_some
 from nnnorm.explore.views import View, Views, to_json
-from nnnorm.files import Progress, is_disk_full, make_folder, write_whole
+from nnnorm.files import Progress, make_folder, write_whole
 
 STATIC = Path(__file__).parent / "static"
 # The order in which the modules of the page need each other.
@@ -50,11 +50,6 @@ def record(
                 if (target / path.name).is_dir():
                     shutil.rmtree(target / path.name)
                 path.replace(target / path.name)
-    except OSError as error:
-        reason = "the disk is full" if is_disk_full(error) else first_line(error)
-        raise NNNormError(
-            f"cannot write {target}: {reason}; free some space or choose another path"
-        ) from error
     finally:
         with suppress(OSError):
             target.rmdir()  # if it is empty

@@ -8,13 +8,11 @@ Starlette (`pip install 'nnnorm[explore]'`) is imported when an application is m
 
 import inspect
 import ipaddress
-import math
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
@@ -23,12 +21,9 @@ from nnnorm.explore.recording import STATIC
 from nnnorm.explore.session import CONTROLS, Session, Setting
 from nnnorm.explore.views import Views, Which, to_json
 
-LONGEST_TEXT = 500
-_MOST_HITS = 100
 _LONGEST_HEADERS = 16_384  # bytes
-_MOST_CONNECTIONS = 512
-_MOST_SECONDS = 10  # until a connection has sent a whole request
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_MOST_SECONDS = 10  # that a connection is kept without a whole request
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -63,62 +58,24 @@ def _is_ours(host: str, own: str) -> bool:
         name = (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
         return False
-    if name in _LOOPBACK or own in _LOOPBACK:
-        return name in _LOOPBACK
+    if name in LOOPBACK or own in LOOPBACK:
+        return name in LOOPBACK
     # A name can be made to lead here by its owner; an address can't.
     with suppress(ValueError):
         return bool(ipaddress.ip_address(name))
     return name in (own, socket.gethostname().lower())
 
 
-class _Files:
-    """Pictures and exports, one method per address."""
-
-    def __init__(self, views: Views, respond: Callable[..., Any]) -> None:
-        self._views, self._session, self._respond = views, views.session, respond
-
-    @property
-    def paths(self) -> dict[str, Callable[..., Any]]:
-        """The files by the path that the page asks for."""
-        return {
-            "picture": self.picture,
-            "export/bias": self.bias,
-            "export/outliers": self.outliers,
-        }
-
-    def picture(self, item: int) -> Any:
-        """Send the thumbnail of an item; a placeholder if its picture is broken."""
-        if self._session.thumbnails is None:
-            raise NNNormError("the items have no pictures; pass --images")
-        self._views.items([item])  # raises if there is no such item
-        found = self._session.thumbnails.get(item)
-        # A picture does not change while the explorer runs; a broken one may be repaired.
-        cache = "private, max-age=3600" if found.is_whole else "no-store"
-        headers = {"cache-control": cache}
-        return self._respond(found.data, media_type=found.media_type, headers=headers)
-
-    def bias(self, method: Setting) -> Any:
-        """Send the bias of a setting, for `nnnorm search --bias`."""
-        return self._attach(self._session.save_bias(method), "bias.safetensors")
-
-    def outliers(self) -> Any:
-        """Send the ids that `nnnorm scan` would remove, one per line, for `nnnorm index delete`."""
-        text = "".join(f"{one}\n" for one in self._session.scan.result().to_remove)
-        return self._attach(text, "outliers.txt", "text/plain")
-
-    def _attach(self, data: Any, name: str, kind: str = "application/octet-stream") -> Any:
-        named = {"content-disposition": f'attachment; filename="{name}"'}
-        headers = {**named, "cache-control": "no-store"}
-        return self._respond(data, media_type=kind, headers=headers)
-
-
 def make_app(session: Session, host: str = "127.0.0.1") -> Any:
     """Make the ASGI application of a session: the page, its views, pictures and exports."""
-    responses, routing = (
-        require(f"starlette.{name}", "explore") for name in ("responses", "routing")
+    responses, routing, middleware, base, static, applications = (
+        require(f"starlette.{name}", "explore")
+        for name in (
+            *("responses", "routing", "middleware", "middleware.base"),
+            *("staticfiles", "applications"),
+        )
     )
-    middleware = require("starlette.middleware", "explore").Middleware
-    base = require("starlette.middleware.base", "explore").BaseHTTPMiddleware
+    views = Views(session)
 
     async def guard(request: Any, answer: Callable[[Any], Awaitable[Any]]) -> Any:
         reason = _reject(request.headers, host)
@@ -138,16 +95,39 @@ def make_app(session: Session, host: str = "127.0.0.1") -> Any:
 
         return routing.Route(f"/api/{path}", answer)
 
-    views = Views(session)
-    files = _Files(views, responses.Response)
-    static = require("starlette.staticfiles", "explore").StaticFiles(directory=STATIC)
-    return require("starlette.applications", "explore").Starlette(
+    def picture(item: int) -> Any:
+        """Send the thumbnail of an item; a placeholder if its picture is broken."""
+        if session.thumbnails is None:
+            raise NNNormError("the items have no pictures; pass --images")
+        views.items([item])  # raises if there is no such item
+        found = session.thumbnails.get(item)
+        # A picture does not change while the explorer runs; a broken one may be repaired.
+        cache = {"cache-control": "private, max-age=3600" if found.is_whole else "no-store"}
+        return responses.Response(found.data, media_type=found.media_type, headers=cache)
+
+    def bias(method: Setting) -> Any:
+        """Send the bias of a setting, for `nnnorm search --bias`."""
+        return attach(session.save_bias(method), "bias.safetensors", "application/octet-stream")
+
+    def outliers() -> Any:
+        """Send the ids that `nnnorm scan` would remove, one per line, for `nnnorm index delete`."""
+        text = "".join(f"{one}\n" for one in session.scan.result().to_remove)
+        return attach(text, "outliers.txt", "text/plain")
+
+    def attach(data: bytes | str, name: str, kind: str) -> Any:
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        headers["cache-control"] = "no-store"
+        return responses.Response(data, media_type=kind, headers=headers)
+
+    files: dict[str, Callable[..., Any]]
+    files = {"picture": picture, "export/bias": bias, "export/outliers": outliers}
+    return applications.Starlette(
         routes=[
-            *(route(path, view) for path, view in (views.paths | files.paths).items()),
+            *(route(path, view) for path, view in (views.paths | files).items()),
             routing.Route("/", lambda _: responses.FileResponse(STATIC / "index.html")),
-            routing.Mount("/static", static),
+            routing.Mount("/static", static.StaticFiles(directory=STATIC)),
         ],
-        middleware=[middleware(base, dispatch=guard)],
+        middleware=[middleware.Middleware(base.BaseHTTPMiddleware, dispatch=guard)],
         exception_handlers={NNNormError: lambda _, error: fail(422, str(error))},
         lifespan=_limit_threads,
     )
@@ -156,72 +136,46 @@ def make_app(session: Session, host: str = "127.0.0.1") -> Any:
 # --- parameters ----------------------------------------------------------------------------------
 
 
+_WHOLE = (r"[0-9]{1,9}", int, "a whole number")
+_NUMBER = (r"[0-9]{1,9}(\.[0-9]+)?(e-[0-9]{1,2})?", float, "a number")
+# Parameters of views: how they are written, how they are read, and what they must be.
+_PARAMETERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    **dict.fromkeys(("query", "item", "seed", "reference_k"), _WHOLE),
+    **dict.fromkeys(("alpha", "weight", "beta"), _NUMBER),
+    "k": (r"[1-9][0-9]?|100", int, "a whole number from 1 to 100"),
+    "center": ("true|false", "true".__eq__, "true or false"),
+    "which": ("|".join(get_args(Which)), str, f"one of {', '.join(get_args(Which))}"),
+    "text": (r"(?s).{0,500}", str, "at most 500 characters"),
+    "items": (
+        r"[0-9]{1,9}(,[0-9]{1,9}){0,199}",
+        lambda text: [int(item) for item in text.split(",")],
+        "up to 200 numbers with commas",
+    ),
+    "where": (r"(?s)[^=]+=.*", lambda text: text.split("=", 1), "column=value"),
+}
+
+
 def read_parameters(view: Callable[..., Any], given: Any, session: Session) -> dict[str, Any]:
     """Read the parameters of a view from those of a request, each checked."""
     found: dict[str, Any] = {}
     for name, one in inspect.signature(view).parameters.items():
         if name == "method":  # `Session.open_method` has the limits, which depend on the data
-            params = {knob: _READERS[knob](knob, given[knob]) for knob in CONTROLS & given.keys()}
+            params = {knob: _read(knob, given[knob]) for knob in CONTROLS & given.keys()}
             found[name] = session.open_method(given.get(name, "nnn")[:80], params)
         elif name == "where":
-            found[name] = dict(_read_filter(entry) for entry in given.getlist(name))
+            found[name] = dict(_read(name, entry) for entry in given.getlist(name))
         elif name in given:
-            found[name] = _READERS[name](name, given[name])
+            found[name] = _read(name, given[name])
         elif one.default is one.empty:
             raise NNNormError(f"the parameter {name} is missing")
     return found
 
 
-def _read_filter(entry: str) -> tuple[str, str]:
-    column, equals, value = entry.partition("=")
-    if not equals:
-        raise NNNormError(f"where must be column=value; got {entry[:80]!r}")
-    return column, value
-
-
-def _read_whole(name: str, text: str, low: int = 0, high: int = 2**31 - 1) -> int:
-    if not re.fullmatch("[0-9]{1,10}", text) or not low <= int(text) <= high:
-        raise NNNormError(f"{name} must be a whole number from {low} to {high}; got {text[:80]!r}")
-    return int(text)
-
-
-def _read_number(name: str, text: str) -> float:
-    with suppress(ValueError):
-        if math.isfinite(value := float(text)):
-            return value
-    raise NNNormError(f"{name} must be a number; got {text[:80]!r}")
-
-
-def _read_word(name: str, text: str, words: Sequence[str]) -> str:
-    if text not in words:
-        raise NNNormError(f"{name} must be one of {', '.join(words)}; got {text[:80]!r}")
-    return text
-
-
-def _read_text(name: str, text: str) -> str:
-    if len(text) > LONGEST_TEXT:
-        raise NNNormError(f"{name} must have at most {LONGEST_TEXT} characters; got {len(text)}")
-    return text
-
-
-def _read_items(name: str, text: str) -> list[int]:
-    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9}){0,199}", text):
-        raise NNNormError(f"{name} must be up to 200 numbers with commas; got {text[:80]!r}")
-    return [int(item) for item in text.split(",")]
-
-
-_READERS: dict[str, Callable[[str, str], Any]] = {
-    "query": _read_whole,
-    "item": _read_whole,
-    "seed": _read_whole,
-    "k": partial(_read_whole, low=1, high=_MOST_HITS),
-    "reference_k": _read_whole,
-    **dict.fromkeys(("alpha", "weight", "beta"), _read_number),
-    "center": lambda name, text: _read_word(name, text, ("true", "false")) == "true",
-    "which": partial(_read_word, words=get_args(Which)),
-    "text": _read_text,
-    "items": _read_items,
-}
+def _read(name: str, text: str) -> Any:
+    pattern, read, expected = _PARAMETERS[name]
+    if not re.fullmatch(pattern, text):
+        raise NNNormError(f"{name} must be {expected}; got {text[:80]!r}")
+    return read(text)
 
 
 # --- serving -------------------------------------------------------------------------------------
@@ -250,59 +204,31 @@ def listen(host: str = "127.0.0.1", port: int = 8765) -> socket.socket:
 def make_server(session: Session, host: str = "127.0.0.1") -> Any:
     """Make the server of a session, with limits for what a client may send and hold open."""
     uvicorn = require("uvicorn", "explore")
+    protocol: Any = require("uvicorn.protocols.http.h11_impl", "explore").H11Protocol
+
+    class Protocol(protocol):  # type: ignore[misc]
+        """HTTP that closes connections on which nothing is being answered."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(_MOST_SECONDS, self._close_if_waiting)
+
+        def _close_if_waiting(self) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
+            else:
+                self.loop.call_later(_MOST_SECONDS, self._close_if_waiting)
+
     config = uvicorn.Config(
         make_app(session, host),
-        http=_make_protocol(),
+        http=Protocol,
         h11_max_incomplete_event_size=_LONGEST_HEADERS,
-        limit_concurrency=_MOST_CONNECTIONS,
         ws="none",
         log_level="error",
         server_header=False,
         timeout_graceful_shutdown=2,
     )
     return uvicorn.Server(config)
-
-
-def _make_protocol() -> Any:
-    """HTTP that closes connections without a whole request: after a while, or to make room."""
-    protocol: Any = require("uvicorn.protocols.http.h11_impl", "explore").H11Protocol
-    waiting: dict[Any, Any] = {}  # connections and their timers, the oldest first
-
-    class Protocol(protocol):  # type: ignore[misc]
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._watch()
-            while waiting and len(self.connections) >= _MOST_CONNECTIONS:
-                next(iter(waiting)).leave()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._watch()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._watch()
-
-        def connection_lost(self, error: Exception | None) -> None:
-            super().connection_lost(error)
-            self._stop()
-
-        def _watch(self) -> None:
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._stop()
-            elif self not in waiting:
-                waiting[self] = self.loop.call_later(_MOST_SECONDS, self.leave)
-
-        def _stop(self) -> None:
-            if (timer := waiting.pop(self, None)) is not None:
-                timer.cancel()
-
-        def leave(self) -> None:
-            self._stop()
-            self.connections.discard(self)  # at once: others may be counted before it is closed
-            self.transport.close()
-
-    return Protocol
 
 
 def serve(session: Session, opened: socket.socket, host: str = "127.0.0.1") -> None:

@@ -191,8 +191,8 @@ class Session:
                 steps = ", ".join(f"{one:g}" for one in knob.values)
                 raise NNNormError(f"{param} must be one of {steps}; got {value:g}")
             if knob.kind == "range" and not knob.values[0] <= value <= knob.values[1]:
-                ends = f"{knob.values[0]:g} to {knob.values[1]:g}"
-                raise NNNormError(f"{param} must be from {ends}; got {value:g}")
+                low, high, _ = knob.values
+                raise NNNormError(f"{param} must be from {low:g} to {high:g}; got {value:g}")
         if name == Served.name and self.material.served is not None:
             return replace(self.material.served, **given)
         if name == "nnn" and not given:
@@ -212,10 +212,8 @@ class Session:
 
     def resolved(self, setting: Setting) -> dict[str, Any]:
         """Return the parameters of a setting with numbers for what was automatic."""
-        params, names = (
-            self.bias_for(setting).params,
-            [one.name for one in self.knobs(setting.name)],
-        )
+        params = self.bias_for(setting).params
+        names = [one.name for one in self.knobs(setting.name)]
         found = {name: params[name] for name in names if name in params}
         return {**found, "center": found.get("center", False)} if setting.name == "nnn" else found
 

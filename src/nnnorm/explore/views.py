@@ -6,7 +6,6 @@ as the page asks for them, over HTTP or in a recorded page.
 """
 
 import json
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm import evaluation
+from nnnorm.commands import write_command, write_fit
 from nnnorm.dedup import NEAR_COPY, find_originals
 from nnnorm.embeddings import ScoreMatrix, open_embeddings
 from nnnorm.errors import NNNormError
@@ -88,7 +88,7 @@ class Views:
             "n_queries": len(material.queries),
             "n_sampled": len(session.chosen),
             "hit_k": session.hit_k,
-            "hub_hits": evaluation.HUB * max(1.0, session.count_hits(None).mean()),
+            "hub_hits": evaluation.hub_hits(session.count_hits(None)),
             "n_references": session.unique.n_given,
             "n_unique": len(session.unique),
             "dim": material.gallery.dim,
@@ -152,38 +152,24 @@ class Views:
         return {
             "method": method.name,
             "params": self.session.resolved(method),
-            "commands": self._commands(method),
+            "commands": [" ".join(parts) for parts in self._commands(method)],
         }
 
-    def _commands(self, method: Setting) -> list[str]:
-        options = {
-            "gallery": "GALLERY.npy",
-            "queries": "QUERIES.npy",
-            "references": "PAST_QUERIES.npy",
-            "normalize": "",
-            **self.material.options,
-        }
-        gallery, queries, references = (
-            shlex.quote(options[name]) for name in ("gallery", "queries", "references")
-        )
+    def _commands(self, method: Setting) -> list[list[str]]:
+        names = {"gallery": "GALLERY.npy", "queries": "QUERIES.npy", "references": "PAST.npy"}
+        given = {**names, "normalize": None, **self.material.options}
+        queries = {"queries": given["queries"]}
         if isinstance(method, Served):
-            weight = "" if method == self.material.served else f" --weight {method.weight:g}"
-            return [f"nnnorm index search {shlex.quote(method.url)} --queries {queries}{weight}"]
-        chosen = f"--method {method.name}"
-        for name, value in method.params.items():
-            if value == "auto":
-                continue
-            is_word = isinstance(value, (bool, str))
-            shown = str(value).lower() if is_word else f"{value:g}"
-            is_option = name in ("reference_k", "alpha")
-            chosen += f" --{name.replace('_', '-')} " if is_option else f" --set {name}="
-            chosen += shown
+            weight = None if method == self.material.served else method.weight
+            return [write_command("index search", {"": method.url, **queries, "weight": weight})]
+        params = dict(method.params)
         if not method.is_automatic:
-            chosen += " --set duplicates=drop"  # as the explorer itself does
-        end = {"yes": " --normalize", "no": " --no-normalize", "": ""}[options["normalize"]]
-        fit = f"nnnorm fit --gallery {gallery} --references {references} {chosen}{end}"
-        ask = f"nnnorm search --gallery {gallery} --queries {queries}"
-        return [f"{fit} -o bias.safetensors", f"{ask} --bias bias.safetensors{end}"]
+            params["duplicates"] = "drop"  # as the explorer itself does
+        files = {name: given[name] for name in ("gallery", "references")}
+        ask = {"gallery": given["gallery"], **queries, "bias": "bias.safetensors"}
+        ask["normalize"] = given["normalize"]
+        fit = write_fit(files, method.name, params, given["normalize"])
+        return [fit, write_command("search", ask)]
 
     # --- search ----------------------------------------------------------------------------------
 

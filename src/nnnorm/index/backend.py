@@ -18,17 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import (
-    IO,
-    Any,
-    ClassVar,
-    Literal,
-    TypeAlias,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +28,7 @@ from nnnorm.files import check_space, is_disk_full
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[Any]  # int64, or str
+Pairs: TypeAlias = Sequence[tuple[Any, float]]  # ids and scores of the hits of one query
 Metadata: TypeAlias = Mapping[str, Any]
 Mode = Literal["augmented", "column"]
 Metric = Literal["ip", "cosine"]
@@ -46,7 +37,6 @@ BATCH = 1000  # items read from an engine at once
 KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "float", str: "text"}
 _MOST = 2**31 - 1
 _LEAST_SPACE = 2**24  # bytes of disk; with fewer left, an error of an engine is due to that
-_O = TypeVar("_O", bound="Options")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +59,22 @@ class Items:
             named = np.array([str(own) for own in ids])
         return cls(named, np.asarray(vectors, dtype=np.float32), bias, metadata)
 
+    @classmethod
+    def join(cls, parts: Sequence["Items"]) -> "Items":
+        """Join batches; all ids become text if some are."""
+        is_text = any(part.ids.dtype.kind == "U" for part in parts)
+        return cls(
+            np.concatenate([part.ids.astype(str) if is_text else part.ids for part in parts]),
+            np.concatenate([part.vectors for part in parts]),
+            None if parts[0].bias is None else np.concatenate([part.bias for part in parts]),
+            [entry for part in parts for entry in part.metadata],
+        )
+
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __iter__(self) -> Iterator[tuple[Any, FloatArray, dict[str, Any]]]:
+        return zip(self.ids.tolist(), self.vectors, self.metadata, strict=True)
 
     def __getitem__(self, part: slice) -> "Items":
         bias = None if self.bias is None else self.bias[part]
@@ -88,7 +92,7 @@ class Hits:
     parents: Ids | None = None  # the documents of hits that are chunks
 
     @classmethod
-    def read(cls, rows: Sequence[Sequence[tuple[Any, float]]]) -> "Hits":
+    def read(cls, rows: Sequence[Pairs]) -> "Hits":
         """Make hits of ``(id, score)`` pairs per query."""
         widest = max(map(len, rows), default=0)
         is_text = any(isinstance(own, str) for row in rows for own, _ in row[:1])
@@ -126,7 +130,7 @@ class Options:
     """Options of an engine, given by keyword or in a URL; `int`, `str` or `Literal`."""
 
     @classmethod
-    def read(cls: type[_O], engine: str, given: Mapping[str, Any]) -> _O:
+    def read(cls, engine: str, given: Mapping[str, Any]) -> Self:
         """Make options, or raise one sentence about the first that is wrong."""
         types, known = get_type_hints(cls), {one.name: one.metadata for one in fields(cls)}
         read = {}
@@ -136,6 +140,15 @@ class Options:
                 raise NNNormError(f"{engine} has no option {name!r}; it has {has}")
             read[name] = _read_option(engine, name, value, types[name], known[name].get("bounds"))
         return cls(**read)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions(Options):
+    """Options of an HNSW graph: the first two of a new index, `ef` of a search."""
+
+    links: int = whole(32, at_least=2, at_most=512)
+    ef_construction: int = whole(200)
+    ef: int = whole(128)
 
 
 def _read_option(engine: str, name: str, value: Any, kind: Any, bounds: Any) -> Any:
@@ -163,11 +176,12 @@ class Backend(ABC):
     created_by: ClassVar[tuple[str, ...]] = ()  # the options that only a new index takes
     mode: Mode = "augmented"
     metric: Metric = "ip"  # of the scores that `search` returns
-    filters: ClassVar[str] = ""  # what a filter is, for messages; empty if there is none
+    filters: ClassVar[str]  # what a filter is, for messages
     is_exact: bool = False  # whether a search compares every item
     has_one_range: bool = False  # whether all coordinates are rounded on one scale
     atomic_writes: ClassVar[bool] = True  # whether `write` is all or nothing
     largest_k: ClassVar[int | None] = None
+    key_variable: ClassVar[str] = ""  # the environment variable with the key of a server
     # Next to its own errors, what the engine's library raises.
     builtin_errors: ClassVar[tuple[type[Exception], ...]] = (OSError, RuntimeError, ValueError)
     options: Any
@@ -270,9 +284,7 @@ class Backend(ABC):
         """Return the number of items."""
 
     @abstractmethod
-    def search(
-        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
-    ) -> Hits:
+    def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         """Find the k best of each query ``(n_queries, width)``."""
 
     @abstractmethod
@@ -298,8 +310,9 @@ class Backend(ABC):
             is_own = is_builtin and not isinstance(error, self.builtin_errors)
             if is_own or hasattr(error, "is_of_the_caller"):
                 raise
-            said = hide_secrets(_quote(error), self.address, *self.secrets())
-            shown = said == _quote(error) and not self.secrets() and "@" not in self.address
+            key = os.environ.get(self.key_variable) if self.key_variable else None
+            said = hide_secrets(_quote(error), self.address, key)
+            shown = said == _quote(error) and not key and "@" not in self.address
             full = "the disk is full, free some space; " if self._is_full(error) else ""
             raise NNNormError(f"{self.name}: {full}the engine reports: {said}") from (
                 error if shown else None
@@ -316,17 +329,15 @@ class Backend(ABC):
 
     def missing(self) -> NNNormError:
         """Return the error of a version or collection that isn't there."""
-        return NNNormError(
-            f"there is no {self.name}, or not this version of it; check the name, or open it again"
-        )
+        return NNNormError(f"there is no {self.name}, or not this version of it; open it again")
+
+    def error(self, message: str) -> NNNormError:
+        """Return an error that begins with the name of the collection."""
+        return NNNormError(f"{self.name} {message}")
 
     def wrong_filter(self, given: object) -> NNNormError:
         """Return the error of a filter that the engine can't read."""
         return NNNormError(f"a filter of {self.engine} is {self.filters}; got {given!r:.60}")
-
-    def secrets(self) -> list[str]:
-        """Return what must not appear in a message."""
-        return []
 
     def lock_file(self) -> Path | None:
         """Return the file that writers of several processes lock; None for a server."""
@@ -344,7 +355,7 @@ class Backend(ABC):
             yield
 
 
-def _lock(file: IO[bytes]) -> None:
+def _lock(file: Any) -> None:
     """Wait until no other process has locked a file; closing it unlocks it."""
     if sys.platform == "win32":
         import msvcrt

@@ -7,9 +7,9 @@ an index can be searched without its corrector.
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -52,11 +52,8 @@ class IndexConfig:
     string_ids: bool
     columns: dict[str, Kind]
     created: dict[str, Any]
-    shift: float
-    scale: float
-    radius: float
-    lowest: float
-    highest: float
+    augmentation: Augmentation
+    bias_range: Sequence[float]
     reference_norms: Sequence[float] | None
     rotated: bool
     previous: int | None = None
@@ -69,20 +66,14 @@ class IndexConfig:
         try:
             if about.pop("format", None) != FORMAT:
                 raise TypeError
-            return cls(**about)
-        except TypeError:
-            raise NNNormError(
-                f"the index metadata of {name} can't be read; it was written by another version of "
-                "nnnorm, or is damaged: build the index again"
-            ) from None
+            return cls(**about | {"augmentation": Augmentation(**about["augmentation"])})
+        except (TypeError, KeyError):
+            problem = f"the index metadata of {name} is damaged, or of another version of nnnorm"
+            raise NNNormError(f"{problem}; build the index again") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
         return {"format": FORMAT, **asdict(self)}
-
-    @cached_property
-    def _augmentation(self) -> Augmentation:
-        return Augmentation("l2", self.shift, self.scale, self.radius)
 
     @property
     def width(self) -> int:
@@ -97,25 +88,21 @@ class IndexConfig:
         """Return the vectors to store, and the bias column if there is one."""
         if self.mode == "column":
             return rows, values
-        vectors = self._augmentation.extend_items(rows, values)
+        vectors = self.augmentation.extend_items(rows, values)
         return (vectors @ _rotation(self.width) if self.rotated else vectors), None
 
     def restore_items(self, items: Items) -> Items:
         """Turn stored items into the rows that were given, and their bias."""
         if self.mode == "column":
             return items
-        vectors = items.vectors
-        if self.rotated:
-            vectors = vectors @ _rotation(self.width).T
-        rows, values = self._augmentation.split_items(vectors)
-        return Items(items.ids, rows, values, items.metadata)
+        vectors = items.vectors @ _rotation(self.width).T if self.rotated else items.vectors
+        return Items(items.ids, *self.augmentation.split_items(vectors), items.metadata)
 
     # --- queries ---
 
     def open_queries(self, queries: Source, name: str) -> FloatArray:
         """Return the rows of queries, of unit norm if the items are."""
-        few = self._open_few(queries)
-        if few is not None:
+        if (few := self._open_few(queries)) is not None:
             return few
         opened = open_embeddings(
             queries, name="queries", normalize=self.unit or None, fingerprint=False
@@ -126,10 +113,9 @@ class IndexConfig:
                 "Were they encoded by different models?"
             )
         if not self.unit:
-            bounds = np.array([self.lowest, self.highest], dtype=np.float32)
             norms: Any = self.reference_norms and tuple(self.reference_norms)  # JSON has lists
-            known = Bias(bounds, 1.0, self.method, reference_norms=norms)
-            warn_of_scale(known, opened, self.weight)
+            known = np.array(self.bias_range, dtype=np.float32)
+            warn_of_scale(Bias(known, 1.0, self.method, reference_norms=norms), opened, self.weight)
         return opened.rows(0, len(opened))
 
     def _open_few(self, queries: Source) -> FloatArray | None:
@@ -147,25 +133,25 @@ class IndexConfig:
         """Return a weight that replaces the corrector's, or raise if float32 can't hold it."""
         if weight is None:
             return self.weight
-        return check_correction(weight, [self.lowest, self.highest])
+        return check_correction(weight, self.bias_range)
 
     def transform_queries(self, rows: FloatArray, weight: float) -> FloatArray:
         """Return what the engine is asked."""
         if self.mode == "column":
             return rows
-        asked = self._augmentation.extend_queries(rows, weight)
+        asked = self.augmentation.extend_queries(rows, weight)
         return asked @ _rotation(self.width) if self.rotated else asked
 
     def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
         """Turn the engine's scores into corrected scores."""
         if self.mode == "column":
             return scores
-        return self._augmentation.read_scores(scores, asked, weight, self.metric)
+        return self.augmentation.read_scores(scores, asked, weight, self.metric)
 
 
 def describe_corrector(corrector: Corrector) -> dict[str, Any]:
     """Return what the config of a version says about its corrector."""
-    bias, kept = corrector.bias, corrector.augmentation
+    bias = corrector.bias
     return {
         "corrector": corrector.fingerprint,
         "method": bias.method,
@@ -173,11 +159,8 @@ def describe_corrector(corrector: Corrector) -> dict[str, Any]:
         "reference_k": bias.reference_k,
         "dim": corrector.dim,
         "unit": corrector.unit or corrector.normalize,
-        "shift": kept.shift,
-        "scale": kept.scale,
-        "radius": kept.radius,
-        "lowest": float(bias.values.min()),
-        "highest": float(bias.values.max()),
+        "augmentation": corrector.augmentation,
+        "bias_range": (float(bias.values.min()), float(bias.values.max())),
         "reference_norms": bias.reference_norms,
     }
 
@@ -196,25 +179,21 @@ def bias_values(corrector: Corrector, rows: Embeddings, groups: Any = None) -> F
     """Return the bias of items; that of the corrector's own gallery is known already."""
     known = corrector.bias
     is_own = known.fingerprints.get("gallery") is not None and known.fits(rows)
-    if is_own and groups is None:
-        return known.values
-    return corrector.bias_for(rows, groups=groups).values
+    return known.values if is_own and groups is None else corrector.values_for(rows, groups)
 
 
-def read_groups(groups: Any, items: Iterable[Any], metadata: Sequence[Metadata]) -> Any:
+def read_groups(groups: Any, ids: Ids, metadata: Sequence[Metadata]) -> Any:
     """Return the groups of items, given as they are, by id, or as a key of their metadata."""
-    if isinstance(groups, Mapping):
-        if missing := [own for own in items if own not in groups]:
-            raise NNNormError(f"groups has no label for the item {missing[0]!r}; add it")
-        return [groups[own] for own in items]
-    if not isinstance(groups, str):
+    items, problem = ids.tolist(), "groups has no label for the item {!r}; add it"
+    if isinstance(groups, str):
+        problem = f"the metadata of item {{!r}} has no key {groups!r}, which groups names"
+        pairs = zip(items, metadata, strict=True)
+        groups = {own: entry[groups] for own, entry in pairs if groups in entry}
+    if not isinstance(groups, Mapping):
         return groups
-    for own, entry in zip(items, metadata, strict=True):
-        if groups not in entry:
-            raise NNNormError(
-                f"the metadata of item {own!r} has no key {groups!r}, which groups names"
-            )
-    return [entry[groups] for entry in metadata]
+    if missing := [own for own in items if own not in groups]:
+        raise NNNormError(problem.format(missing[0]))
+    return [groups[own] for own in items]
 
 
 @dataclass(frozen=True)
@@ -250,50 +229,46 @@ def check_item_ids(ids: Any, n_items: int | None = None) -> Ids:
 
 def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[dict[str, Any]]:
     """Return plain JSON metadata per item, or raise before anything is written."""
-    if metadata is None:
-        return [{} for _ in range(n_items)]
-    entries = list(metadata)
+    entries = [{} for _ in range(n_items)] if metadata is None else list(metadata)
     if len(entries) != n_items:
-        raise NNNormError(
-            f"metadata must have one entry per item; got {len(entries):,} for {n_items:,} items"
-        )
+        raise NNNormError(f"metadata must be one per item; got {len(entries):,} for {n_items:,}")
     checked = []
     for row, entry in enumerate(entries):
-        if not isinstance(entry, Mapping):
+        if not isinstance(entry, Mapping) or not all(map(_is_key, entry)):
             raise NNNormError(
-                f"metadata of item {row} must be a mapping; got {type(entry).__name__}"
+                f"metadata of item {row} must be a mapping, and its keys text that doesn't begin "
+                f"with nnnorm_; got {reprlib.repr(entry)}"
             )
-        plain = {}
-        for key, value in entry.items():
-            if not isinstance(key, str) or not _is_text(key) or not key or key[:7] == "nnnorm_":
-                raise NNNormError(
-                    f"metadata keys must be text that doesn't begin with nnnorm_; item {row} has "
-                    f"{key!r:.60}"
-                )
-            plain[key] = _plain(value, f"metadata {key!r:.60} of item {row}")
-        checked.append(plain)
+        reject = partial(_reject, row)
+        checked.append({key: to_json(value, reject) for key, value in entry.items()})
     return checked
 
 
-def _plain(value: Any, name: str, depth: int = 0) -> Any:
-    """Return a value that every engine returns as it was given, or raise."""
+def _reject(row: int, value: Any) -> Any:
+    raise NNNormError(
+        f"metadata of item {row} must be JSON: finite numbers, whole ones of 64 bits, text without "
+        f"null characters and surrogates, {_DEEPEST} levels; got {reprlib.repr(value)}"
+    )
+
+
+def _is_key(key: Any) -> bool:
+    return isinstance(key, str) and bool(key) and _is_text(key) and not key.startswith("nnnorm_")
+
+
+def to_json(value: Any, otherwise: Callable[[Any], Any], depth: int = 0) -> Any:
+    """Return what every engine returns as it was given; of other values, what `otherwise` does."""
     if isinstance(value, np.generic) and value.dtype.kind in "biufU":  # not dates
         value = value.item()
     if depth <= _DEEPEST:
         if isinstance(value, (list, tuple)):
-            return [_plain(one, name, depth + 1) for one in value]
+            return [to_json(one, otherwise, depth + 1) for one in value]
         if isinstance(value, Mapping) and all(isinstance(k, str) and _is_text(k) for k in value):
-            return {key: _plain(one, name, depth + 1) for key, one in value.items()}
-    if value is None or isinstance(value, bool):
+            return {key: to_json(one, otherwise, depth + 1) for key, one in value.items()}
+    is_whole = isinstance(value, int) and -(2**63) <= value < 2**63
+    is_number = is_whole or (isinstance(value, float) and math.isfinite(value))
+    if value is None or is_number or (isinstance(value, str) and _is_text(value)):
         return value
-    fits = isinstance(value, int) and -(2**63) <= value < 2**63
-    fits = fits or (isinstance(value, float) and math.isfinite(value))
-    if not fits and not (isinstance(value, str) and _is_text(value)):
-        raise NNNormError(
-            f"{name} must be a JSON value: finite, whole numbers of 64 bits, text without null "
-            f"characters and surrogates, at most {_DEEPEST} levels; got {reprlib.repr(value)}"
-        )
-    return value
+    return otherwise(value)
 
 
 def _is_text(value: str) -> bool:
@@ -312,24 +287,8 @@ def choose_columns(metadata: Iterable[Metadata]) -> dict[str, Kind]:
     taken = set(_RESERVED)
     for name, found in kinds.items():
         kind = found.pop() if len(found) == 1 else None
-        if kind is not None and _NAME.fullmatch(name) and name.lower() not in taken:
+        is_free = _NAME.fullmatch(name) and name.lower() not in taken
+        if kind is not None and is_free and len(chosen) < _MOST_COLUMNS:
             chosen[name] = kind
             taken.add(name.lower())
-        if len(chosen) == _MOST_COLUMNS:
-            break
     return chosen
-
-
-def make_plain(value: Any, changed: list[Any]) -> Any:
-    """Turn a value of an application's own collection into JSON; adds to `changed` what wasn't."""
-    if isinstance(value, Mapping):
-        return {str(key): make_plain(one, changed) for key, one in value.items()}
-    if isinstance(value, (list, tuple, set, np.ndarray)):
-        return [make_plain(one, changed) for one in value]
-    if isinstance(value, np.generic) and value.dtype.kind in "biufU":
-        value = value.item()
-    is_finite = not isinstance(value, float) or math.isfinite(value)
-    if value is None or (isinstance(value, (bool, int, float, str)) and is_finite):
-        return value
-    changed.append(value)
-    return str(value) if is_finite else None

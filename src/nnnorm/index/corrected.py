@@ -11,14 +11,14 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnnorm.bias import Popularity
+from nnnorm.bias import Bias, Popularity
 from nnnorm.corrector import Correction, Corrector, open_corrector
 from nnnorm.embeddings import Source
-from nnnorm.errors import NNNormError, warn
+from nnnorm.errors import NNNormError, check_count, check_type, warn
 from nnnorm.files import Progress
 from nnnorm.index.backend import (
     Backend,
@@ -38,18 +38,15 @@ from nnnorm.index.config import (
     check_metadata,
     choose_columns,
     describe_corrector,
-    make_plain,
     read_groups,
+    to_json,
 )
 from nnnorm.index.engines import open_backend
 from nnnorm.ranking import N_COMPARED, check_min_confidence, drop_hits, measure_confidence
-from nnnorm.tables import check_ids
 
 _BATCH = 4096  # items given their bias at once
 _SAMPLE = 65_536  # vectors that an engine may train on
 _ATTEMPTS = 5
-# Of a query: the best chunk of each document found, as its id, score and metadata.
-_Documents: TypeAlias = dict[Any, tuple[Any, float, dict[str, Any]]]
 
 
 class _State(NamedTuple):
@@ -70,8 +67,8 @@ class CorrectedIndex:
         if corrector is not None:
             built = self.config.corrector
             if corrector.fingerprint != built:
-                raise NNNormError(
-                    f"{backend.name} was built by corrector {built[:8]}; got corrector "
+                raise backend.error(
+                    f"was built by corrector {built[:8]}; got corrector "
                     f"{corrector.fingerprint[:8]}. Open it with its own corrector, or refresh it"
                 )
             self._correctors[built] = corrector
@@ -131,31 +128,30 @@ class CorrectedIndex:
         for _ in range(_ATTEMPTS):  # another process may swap and drop meanwhile
             version = self.backend.served()
             if version is None:
-                raise NNNormError(
-                    f"there is no index {self.backend.name}; check the name, or build it first"
-                )
+                problem = f"there is no index {self.backend.name}"
+                raise NNNormError(f"{problem}; check the name, or build it first")
             stored = self.backend.read_config(version)
             if stored is not None:
                 config = IndexConfig.from_dict(stored, self.backend.name)
                 if config.created != self.backend.created:
                     self.backend.restore_options(config.created)
                 return _State(version, config)
-        raise NNNormError(f"{self.backend.name} has no index metadata; build the index again")
+        raise self.backend.error("has no index metadata; build the index again")
 
-    def _finished(self) -> list[_State]:
-        found = [(one, self.backend.read_config(one)) for one in self.backend.versions()]
-        name = self.backend.name
-        return [_State(one, IndexConfig.from_dict(stored, name)) for one, stored in found if stored]
+    def _finished(self) -> dict[int, _State]:
+        """Return the versions that were finished, by their numbers."""
+        known = {}
+        for version in self.backend.versions():
+            if stored := self.backend.read_config(version):
+                config = IndexConfig.from_dict(stored, self.backend.name)
+                known[config.version] = _State(version, config)
+        return known
 
     def _neighbors(self, state: _State) -> tuple[_State | None, _State | None]:
         """Return the version before the last refresh, and the one that a rollback left."""
-        older = newer = None
-        for other in sorted(self._finished(), key=lambda one: one.config.version):
-            if other.config.version == state.config.previous:
-                older = other
-            if other.config.previous == state.config.version:
-                newer = other
-        return older, newer
+        known = self._finished()
+        newer = [n for n, one in known.items() if one.config.previous == state.config.version]
+        return known.get(state.config.previous or 0), known[max(newer)] if newer else None
 
     # --- searching -------------------------------------------------------------------------------
 
@@ -175,18 +171,10 @@ class CorrectedIndex:
         `parents` is the key of the metadata that names the document of a chunk: the k best
         documents come back, each once, by its best chunk.
         """
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-            raise NNNormError(f"k must be a whole number of at least 1; got {k}")
-        most = self.backend.largest_k
-        if most is not None and k > most:
-            raise NNNormError(f"{self.backend.engine} returns at most {most} hits; got k={k}")
-        if filter is not None and not self.backend.filters:
-            raise NNNormError(f"{self.backend.engine} has no filters; leave out the filter")
+        k = check_count("k", k, self.backend.largest_k, f"hits of {self.backend.engine}")
         least = check_min_confidence(min_confidence)
         if parents is not None:
-            options = {"weight": weight, "filter": filter}
-            return self._search_documents(queries, int(k), parents, least, options)
-        n_fetched = max(int(k), N_COMPARED)
+            return self._search_documents(queries, k, parents, least, weight=weight, filter=filter)
         wanted = keep_errors(filter) if callable(filter) else filter
         rows = self.config.open_queries(queries, self.backend.name)
         left = _ATTEMPTS
@@ -195,12 +183,11 @@ class CorrectedIndex:
             version, config = state = self._state
             used = config.use_weight(weight)
             asked = config.transform_queries(rows, used)
-            in_column = used if config.mode == "column" else None
             try:
                 with self.backend.translating():
-                    found = self.backend.search(version, asked, n_fetched, wanted, in_column)
+                    found = self.backend.search(version, asked, max(k, N_COMPARED), wanted, used)
                     scores = config.read_scores(found.scores, asked, used)
-                    hits = _take_best(found.ids, scores, int(k), least)
+                    hits = _take_best(found.ids, scores, k, least)
                     return self._with_metadata(version, hits) if with_metadata else hits
             except NNNormError:
                 if not left or not self._is_gone(state):
@@ -208,39 +195,40 @@ class CorrectedIndex:
                 self.reload()
 
     def _search_documents(
-        self, queries: Source, k: int, key: str, least: float, options: dict[str, Any]
+        self, queries: Source, k: int, key: str, least: float, **options: Any
     ) -> Hits:
         """Fetch more and more hits, until they are of enough documents or there are no more."""
-        wanted, n_fetched = max(k, N_COMPARED), 4 * max(k, N_COMPARED)
-        most = min(len(self), self.backend.largest_k or len(self))
+        wanted, n_items = max(k, N_COMPARED), len(self)
+        most = max(1, min(n_items, self.backend.largest_k or n_items))
+        n_fetched = min(4 * wanted, most)
         while True:
-            n_fetched = min(n_fetched, most)
             hits = self.search(queries, n_fetched, with_metadata=True, **options)
             found = _best_chunks(hits, key, self.backend.name)
-            short = [
-                row
-                for row, documents in enumerate(found)
-                if len(documents) < wanted and len((hits.metadata or [])[row]) == n_fetched
-            ]
-            if not short or n_fetched == most:
+            pairs = zip(found, hits.metadata or [], strict=True)
+            n_short = sum(len(docs) < wanted <= n_fetched == len(got) for docs, got in pairs)
+            if not n_short or n_fetched == most:
                 break
-            n_fetched *= 4
-        if short and most < len(self):
+            n_fetched = min(4 * n_fetched, most)
+        if n_short and most < n_items:
             warn(
                 f"{self.backend.engine} returns at most {most} hits, which are of fewer than "
-                f"{wanted} documents for {len(short):,} queries; some documents may be missing"
+                f"{wanted} documents for {n_short:,} queries; some documents may be missing"
             )
-        return _merge(found, k, least)
+        chunks = Hits.read([[chunk[:2] for chunk in row.values()] for row in found])
+        best = _take_best(chunks.ids, chunks.scores, k, least)
+        parents = Hits.read([[(parent, 0.0) for parent in row] for row in found]).ids[:, :k]
+        n_hits = (best.scores > -np.inf).sum(axis=1)
+        drop_hits(n_hits == 0, parents)
+        entries = [[entry for *_, entry in row.values()] for row in found]
+        metadata = [row[:n] for row, n in zip(entries, n_hits.tolist(), strict=True)]
+        return replace(best, metadata=metadata, parents=parents)
 
     def _with_metadata(self, version: str, hits: Hits) -> Hits:
         found = hits.scores > -np.inf
         ids = np.unique(hits.ids[found])
         known = self.backend.lookup(version, ids) if len(ids) else {}
-        rows = zip(hits.ids.tolist(), found.tolist(), strict=True)
-        listed = [
-            [known.get(own, {}) for own, is_hit in zip(*row, strict=True) if is_hit] for row in rows
-        ]
-        return replace(hits, metadata=listed)
+        rows = [row[is_hit].tolist() for row, is_hit in zip(hits.ids, found, strict=True)]
+        return replace(hits, metadata=[[known.get(own, {}) for own in row] for row in rows])
 
     def _is_gone(self, state: _State) -> bool:
         """Whether the version of a failed search was dropped: it is two refreshes old."""
@@ -276,33 +264,13 @@ class CorrectedIndex:
         ids: Any = None,
         groups: Any = None,
         metadata: Sequence[Metadata] | None = None,
+        overwrite: bool = False,
     ) -> None:
         """Add items. They are durable when the call returns.
 
         `groups`, for a corrector with groups: a label per item, or a key of the metadata.
+        `overwrite` replaces items whose ids are in the index.
         """
-        self._add(rows, ids, groups, metadata, replaces=False)
-
-    def upsert(
-        self,
-        rows: Source,
-        *,
-        ids: Any = None,
-        groups: Any = None,
-        metadata: Sequence[Metadata] | None = None,
-    ) -> None:
-        """Add items, and replace those whose ids are in the index; parameters as in `add`."""
-        self._add(rows, ids, groups, metadata, replaces=True)
-
-    def _add(
-        self,
-        rows: Source,
-        ids: Any,
-        groups: Any,
-        metadata: Sequence[Metadata] | None,
-        *,
-        replaces: bool,
-    ) -> None:
         opened, corrector = self.config, self.corrector
         if corrector is None:
             raise NNNormError(
@@ -315,17 +283,21 @@ class CorrectedIndex:
             raise NNNormError("new items need ids; pass ids= (--ids), one per row")
         given = check_item_ids(named, len(items))
         entries = check_metadata(metadata, len(items))
-        labels = read_groups(groups, given.tolist(), entries)
-        values = corrector.bias_for(items, groups=labels).values
+        labels = read_groups(groups, given, entries)
+        values = corrector.values_for(items, labels)
         with self._writing(given, opened) as (version, config):
-            if not replaces and (there := self.backend.present(version, given)).any():
-                raise NNNormError(
-                    f"{self.backend.name} has the id {given[there][0].item()!r} already; use "
-                    "upsert (--replace) to replace items, or choose other ids"
+            if not overwrite and (there := self.backend.present(version, given)).any():
+                raise self.backend.error(
+                    f"has the id {given[there][0].item()!r} already; use upsert (--replace) to "
+                    "replace items, or choose other ids"
                 )
             vectors, bias = config.transform_items(items.rows(0, len(items)), values)
-            write = self.backend.upsert if replaces else self.backend.add
+            write = self.backend.upsert if overwrite else self.backend.add
             write(version, Items(given, vectors, bias, entries))
+
+    def upsert(self, rows: Source, **given: Any) -> None:
+        """Add items, and replace those whose ids are in the index; parameters as in `add`."""
+        self.add(rows, overwrite=True, **given)
 
     def delete(self, ids: Any) -> None:
         """Delete items by their ids, all of which must be in the index."""
@@ -333,10 +305,8 @@ class CorrectedIndex:
         with self._writing(given, self.config) as (version, _):
             there = self.backend.present(version, given)
             if not there.all():
-                raise NNNormError(
-                    f"{self.backend.name} has no item {given[~there][0].item()!r}; nothing was "
-                    "deleted"
-                )
+                own = given[~there][0].item()
+                raise self.backend.error(f"has no item {own!r}; nothing was deleted")
             self.backend.delete(version, given)
 
     def present(self, ids: Any) -> Any:
@@ -355,20 +325,16 @@ class CorrectedIndex:
         with backend.writing():
             _, config = newest = self._read_state()
             if config.corrector != opened.corrector:
-                raise NNNormError(
-                    f"{backend.name} was refreshed or rolled back since it was opened; open it "
-                    "again, with its new corrector"
-                )
+                problem = "was refreshed or rolled back since it was opened"
+                raise backend.error(f"{problem}; open it again, with its new corrector")
             if (ids.dtype.kind == "U") != config.string_ids:
                 kinds = ("text", "whole numbers")[:: 1 if config.string_ids else -1]
                 raise NNNormError(f"ids of {backend.name} are {kinds[0]}; got {kinds[1]}")
             with backend.write(newest.version) as version:
                 yield _State(version, config)
             if backend.served() != version:
-                raise NNNormError(
-                    f"{backend.name} was refreshed by another process during this call, and the "
-                    "change may be lost; open the index again and repeat the call"
-                )
+                problem = "was refreshed by another process, and this change may be lost"
+                raise backend.error(f"{problem}; open the index again and repeat the call")
             self._state = _State(version, config)
 
     # --- versions --------------------------------------------------------------------------------
@@ -389,23 +355,16 @@ class CorrectedIndex:
         new = open_corrector(corrector)
         backend = self.backend
         with backend.writing():
-            state = self._read_state()
-            if new.dim != state.config.dim:
-                raise NNNormError(
-                    f"the corrector has dimension {new.dim}, the items of {backend.name} "
-                    f"{state.config.dim}; fit it on embeddings of the same model"
-                )
+            self._state = state = self._read_state()
             if popularity is None and state.config.popularity is not None:
                 warn(f"the clicks of {backend.name} are left out; pass popularity= to keep them")
-            n_items = backend.count(state.version)
-            clicks: dict[Any, float] = {}
-            if popularity is not None:
-                clicks = _clicks_by_id(popularity, ids, n_items, backend.name)
+            n_items = len(self)
+            clicks = {} if popularity is None else self._read_clicks(popularity, ids)
             finished = self._finished()
             config = replace(
                 state.config,
                 **describe_corrector(new),
-                version=1 + max(other.config.version for other in finished),
+                version=1 + max(finished),
                 previous=state.config.version,
                 popularity=None if popularity is None else popularity.weight,
             )
@@ -414,28 +373,37 @@ class CorrectedIndex:
                 for stored in backend.scan(state.version):
                     items = state.config.restore_items(stored)
                     rows = new.open(items.vectors, "items")
-                    labels = read_groups(groups, items.ids.tolist(), items.metadata)
-                    bias = new.bias_for(rows, groups=labels)
+                    labels = read_groups(groups, items.ids, items.metadata)
+                    values = new.values_for(rows, labels)
                     if popularity is not None:
-                        counts = [clicks.pop(own, 0.0) for own in items.ids.tolist()]
-                        bias = bias + Popularity(counts, popularity.weight)
-                    made = config.transform_items(rows.rows(0, len(rows)), bias.values)
+                        counts = [clicks.get(own, 0.0) for own in items.ids.tolist()]
+                        bias = Bias(values, new.weight, config.method)
+                        values = (bias + Popularity(counts, popularity.weight)).values
+                    made = config.transform_items(rows.rows(0, len(rows)), values)
                     yield Items(items.ids, *made, items.metadata)
-                if popularity is not None:
-                    _check_left_clicks(clicks, len(popularity), backend.name)
 
-            others = [one.version for one in finished if one.config.version != config.previous]
-            _keep_only(backend, state.version, *others)
-            with _filling(backend, config, parts(), n_items, progress) as version:
-                if backend.served() != state.version or backend.count(state.version) != n_items:
-                    raise NNNormError(
-                        f"{backend.name} was changed by another process during the refresh, which "
-                        "was given up; run it again"
-                    )
-                backend.swap(version)
+            finished[state.config.version] = state
+            _keep_only(backend, *(one.version for one in finished.values()))
+            version = _fill(backend, config, parts(), n_items, progress, state.version)
             _keep_only(backend, version, state.version)
             self._correctors[new.fingerprint] = new
             self._state = _State(version, config)
+
+    def _read_clicks(self, popularity: Popularity, ids: Any) -> dict[Any, float]:
+        """Clicks by id; those of items that the index doesn't have are left out, with a warning."""
+        check_type("popularity", popularity, Popularity, "such as Popularity(clicks, weight=0.02)")
+        if ids is None and len(popularity) != len(self):
+            counts = f"{len(popularity):,} for {len(self):,} items"
+            raise NNNormError(f"clicks without ids must be one per item; got {counts}: pass ids")
+        named = check_item_ids(range(len(self)) if ids is None else ids, len(popularity))
+        there = self.present(named)
+        if not there.all():
+            which = f"{(~there).sum():,} of {len(named):,} ids of the clicks"
+            problem = f"{which} aren't in {self.backend.name}, such as {named[~there][0].item()!r}"
+            if not there.any():
+                raise NNNormError(f"{problem}; pass the ids of its items")
+            warn(f"{problem}; their clicks are left out")
+        return dict(zip(named.tolist(), np.asarray(popularity.clicks).tolist(), strict=True))
 
     def rollback(self, *, undo: bool = False) -> None:
         """Serve the version before the last refresh again; `undo` returns to the newer one."""
@@ -443,9 +411,7 @@ class CorrectedIndex:
             state = self._read_state()
             older, newer = self._neighbors(state)
             if older is None and newer is None:
-                raise NNNormError(
-                    f"{self.backend.name} has no previous version; a refresh keeps one"
-                )
+                raise self.backend.error("has no previous version; a refresh keeps one")
             target = (newer if undo else older) or state
             if target.version != state.version:
                 self.backend.swap(target.version)
@@ -463,60 +429,17 @@ def _take_best(ids: Ids, scores: FloatArray, k: int, min_confidence: float) -> H
     return Hits(ids, scores, confidence=confidence)
 
 
-def _best_chunks(hits: Hits, key: str, name: str) -> list[_Documents]:
-    """The best chunk of every document among the hits, by query."""
-    found: list[_Documents] = [{} for _ in range(len(hits))]
+def _best_chunks(hits: Hits, key: str, name: str) -> list[dict[Any, tuple[Any, float, Any]]]:
+    """By query, the best chunk of every document: its id, score and metadata."""
+    found: list[dict[Any, tuple[Any, float, Any]]] = [{} for _ in range(len(hits))]
     for row, entries in enumerate(hits.metadata or []):
         chunks = zip(hits.ids[row].tolist(), hits.scores[row].tolist(), entries, strict=False)
         for own, score, entry in chunks:
             if key not in entry:
-                raise NNNormError(
-                    f"the item {own!r} of {name} has no {key!r} in its metadata, which should name "
-                    "its document"
-                )
+                problem = f"the metadata of item {own!r} of {name} has no {key!r}"
+                raise NNNormError(f"{problem}, which should name its document")
             found[row].setdefault(entry[key], (own, score, entry))
     return found
-
-
-def _merge(found: list[_Documents], k: int, least: float) -> Hits:
-    """Make hits of the best chunks of documents."""
-    chunks = Hits.read([[chunk[:2] for chunk in row.values()] for row in found])
-    parents = Hits.read([[(parent, 0.0) for parent in row] for row in found]).ids[:, :k]
-    best = _take_best(chunks.ids, chunks.scores, k, least)
-    n_hits = (best.scores > -np.inf).sum(axis=1)
-    drop_hits(n_hits == 0, parents)
-    entries = [[entry for *_, entry in row.values()] for row in found]
-    metadata = [row[:n] for row, n in zip(entries, n_hits.tolist(), strict=True)]
-    return replace(best, metadata=metadata, parents=parents)
-
-
-def _clicks_by_id(popularity: Popularity, ids: Any, n_items: int, name: str) -> dict[Any, float]:
-    if not isinstance(popularity, Popularity):
-        raise NNNormError(
-            "popularity must be a Popularity, such as Popularity(clicks, weight=0.02); got "
-            f"{type(popularity).__name__}"
-        )
-    if ids is None and len(popularity) != n_items:
-        raise NNNormError(
-            f"clicks without ids must be one per item; got {len(popularity):,} for {n_items:,} "
-            f"items of {name}: pass ids, one per number of clicks"
-        )
-    named = range(n_items) if ids is None else check_ids(ids, len(popularity)).tolist()
-    return dict(zip(named, np.asarray(popularity.clicks).tolist(), strict=True))
-
-
-def _check_left_clicks(left: dict[Any, float], n_clicks: int, name: str) -> None:
-    """Warn of clicks whose items the index doesn't have, or raise if there are no others."""
-    if len(left) == n_clicks:
-        raise NNNormError(
-            f"none of the {n_clicks:,} ids of the clicks is in {name}, such as "
-            f"{next(iter(left))!r}; pass the ids of its items"
-        )
-    if left:
-        warn(
-            f"{len(left):,} of {n_clicks:,} ids of the clicks aren't in {name}, such as "
-            f"{next(iter(left))!r}; their clicks are left out"
-        )
 
 
 # --- making an index -----------------------------------------------------------------------------
@@ -532,7 +455,7 @@ def build_index(
     groups: Any = None,
     progress: Progress | None = None,
 ) -> CorrectedIndex:
-    """Store a gallery in an engine so that it ranks by the corrected score.
+    """Store a gallery in an engine that then ranks by the corrected score.
 
     Parameters
     ----------
@@ -540,13 +463,13 @@ def build_index(
         Engine and collection, such as ``faiss:photos`` or ``qdrant://localhost:6333/photos``.
     gallery : array or path, shape (n_items, dim)
     corrector : Corrector or path
-        Gives each item its bias, also items that are added later.
+        Computes the bias of each item, including later ones.
     ids : sequence of int or str, optional
-        By default those of the file of the gallery, or 0…n−1.
+        By default, the ids in the gallery's file, or 0…n−1.
     metadata : sequence of mappings, optional
         One per item; values are JSON.
     groups : sequence or str, optional
-        For a corrector with groups: a label per item, or the key of the metadata that has it.
+        For a corrector with groups: one label per item, or the metadata key that has it.
     progress : callable, optional
         Called with ``(done, total)``.
 
@@ -569,7 +492,7 @@ def build_index(
     named = items.ids if ids is None else ids
     given = np.arange(len(items)) if named is None else check_item_ids(named, len(items))
     entries = check_metadata(metadata, len(items))
-    values = bias_values(used, items, read_groups(groups, given.tolist(), entries))
+    values = bias_values(used, items, read_groups(groups, given, entries))
 
     config = IndexConfig(
         **describe_corrector(used),
@@ -590,10 +513,9 @@ def build_index(
 
     with backend.writing():
         if backend.served() is not None or backend.is_taken():
-            raise NNNormError(f"{backend.name} already exists; refresh it, or choose another name")
+            raise backend.error("already exists; refresh it, or choose another name")
         _keep_only(backend)
-        with _filling(backend, config, parts(), len(items), progress) as version:
-            backend.swap(version)
+        _fill(backend, config, parts(), len(items), progress, None)
     return CorrectedIndex(backend, used)
 
 
@@ -604,8 +526,8 @@ def open_index(url: str | Backend, corrector: Correction | None = None) -> Corre
     ----------
     url : str or Backend
     corrector : Corrector or path, optional
-        The corrector of the index, for `CorrectedIndex.add`; another one is rejected. Searching
-        works without.
+        The corrector of the index, for `CorrectedIndex.add`; another one is rejected. You don't
+        need it to search.
 
     Returns
     -------
@@ -668,40 +590,39 @@ def copy_index(
         batches = there.scan(None) if served is None else CorrectedIndex(there).scan()
         read = list(batches)
     if not read:
-        raise NNNormError(f"{there.name} has no items to copy")
+        raise there.error("has no items to copy")
     if there is not backend and isinstance(source, str):
         there.close()
-    is_text = any(part.ids.dtype.kind == "U" for part in read)
-    ids = np.concatenate([part.ids.astype(str) if is_text else part.ids for part in read])
-    rows = np.concatenate([part.vectors for part in read])
-    changed: list[Any] = []
-    metadata = [make_plain(entry, changed) for part in read for entry in part.metadata]
+    items, changed = Items.join(read), list[Any]()
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, (set, np.ndarray)):
+            return to_json(list(value), convert)
+        changed.append(value)
+        return None if isinstance(value, float) else str(value)
+
+    metadata = [to_json(dict(entry), convert) for entry in items.metadata]
     if changed:
         warn(
             f"{len(changed):,} values in the metadata of {there.name} aren't JSON, such as "
             f"{changed[0]!r:.60}; they are copied as text, and NaN and infinity as null"
         )
-    labels = read_groups(groups, ids.tolist(), metadata)
-    return build_index(
-        backend,
-        rows,
-        Corrector.fit(rows, references, groups=labels) if corrector is None else corrector,
-        ids=ids,
-        metadata=metadata,
-        groups=labels,
-        progress=progress,
-    )
+    labels = read_groups(groups, items.ids, metadata)
+    if corrector is None:
+        corrector = Corrector.fit(items.vectors, references, groups=labels)
+    options = {"ids": items.ids, "metadata": metadata, "groups": labels}
+    return build_index(backend, items.vectors, corrector, progress=progress, **options)
 
 
-@contextmanager
-def _filling(
+def _fill(
     backend: Backend,
     config: IndexConfig,
     parts: Iterator[Items],
     n_items: int,
     progress: Progress | None,
-) -> Iterator[str]:
-    """Fill a version that has all items, for the caller to swap; an error leaves nothing of it."""
+    previous: str | None,
+) -> str:
+    """Fill a version with all items, and serve it; an error leaves nothing of it."""
     version = f"v{config.version}_{secrets.token_hex(3)}"
     first: list[Items] = []
     for part in parts:
@@ -720,16 +641,17 @@ def _filling(
                 keep_errors(progress)(done, n_items)
         backend.finish(version, config.to_dict())
         if (found := backend.count(version)) != n_items or done != n_items:
-            raise NNNormError(
-                f"{backend.name} should have {n_items:,} items in its new version and has "
-                f"{found:,}; nothing was changed: run the call again"
-            )
-        yield version
+            problem = f"should have {n_items:,} items in its new version and has {found:,}"
+            raise backend.error(f"{problem}; nothing was changed: run the call again")
+        if backend.served() != previous or (previous and backend.count(previous) != n_items):
+            raise backend.error("was changed by another process during this call; run it again")
+        backend.swap(version)
     except BaseException:
         with contextlib.suppress(Exception):
             if backend.served() != version:
                 backend.drop(version)
         raise
+    return version
 
 
 def _keep_only(backend: Backend, *kept: str) -> None:

@@ -248,9 +248,7 @@ class FolderBackend(Backend):
     def count(self, version: str) -> int:
         return self._open(version).n_alive
 
-    def search(
-        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
-    ) -> Hits:
+    def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         loaded = self._open(version)
         if filter is not None or not loaded.n_alive:
             allowed = [] if filter is None else filter
@@ -336,9 +334,7 @@ class FolderBackend(Backend):
         return Loaded(index, width, ids, alive, metadata, config)
 
     def _damaged(self, version: str) -> NNNormError:
-        return NNNormError(
-            f"version {version} of {self.name} is damaged; roll back or build the index again"
-        )
+        return self.error(f"is damaged in {version}; roll back or build the index again")
 
 
 def _digest(path: Path, *, sync: bool = False) -> str:

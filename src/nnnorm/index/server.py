@@ -5,13 +5,12 @@ the served one, or a record that names it.
 """
 
 import json
-import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from nnnorm.errors import NNNormError, show_url
@@ -28,7 +27,6 @@ class ServerOptions(Options):
 class ServerBackend(ClientBackend):
     """An index in a server or a folder."""
 
-    key_variable: ClassVar[str] = ""  # the environment variable with the key of a server
     atomic_writes = False
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
@@ -62,16 +60,12 @@ class ServerBackend(ClientBackend):
         """Store the config of a version; None takes it away."""
 
     @abstractmethod
-    def _read_config(self, name: str) -> dict[str, Any] | None:
+    def _read_config(self, name: str) -> Any:
         """Return what `_write_config` stored."""
 
     @abstractmethod
     def _delete(self, name: str) -> None:
         """Delete a collection."""
-
-    def secrets(self) -> list[str]:
-        key = os.environ.get(self.key_variable) if self.key_variable else None
-        return [key] if key else []
 
     # --- versions ---
 
@@ -130,15 +124,14 @@ def _check_server(address: str) -> None:
     """Raise unless an address has a host, and a port that is a number."""
     try:
         parts = urlsplit(address)
-        if parts.hostname and (parts.port is None or parts.port > 0):
-            return
-        reason = "it has no host" if not parts.hostname else "its port is 0"
+        is_good = bool(parts.hostname) and parts.port != 0
     except ValueError:  # it quotes the port, which may be a part of a password
-        reason = "its host or port can't be read"
-    raise NNNormError(
-        f"{show_url(address)} isn't the address of a server ({reason}); expected //host:port or "
-        "https://host:port, with a port from 1 to 65535"
-    )
+        is_good = False
+    if not is_good:
+        raise NNNormError(
+            f"{show_url(address)} isn't the address of a server; expected //host:port or "
+            "https://host:port, with a port from 1 to 65535"
+        )
 
 
 def split_fields(entry: Metadata, is_field: Callable[[str, Any], bool]) -> dict[str, Any]:

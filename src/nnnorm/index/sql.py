@@ -10,11 +10,10 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from nnnorm.errors import NNNormError
 from nnnorm.index.backend import (
     BATCH,
     KINDS,
@@ -27,6 +26,7 @@ from nnnorm.index.backend import (
     Layout,
     Metadata,
     Options,
+    Pairs,
     chunks,
 )
 
@@ -49,7 +49,7 @@ class SqlBackend(ClientBackend):
     is_exact = True
     mark: ClassVar[str] = "?"  # of a parameter
     begin: ClassVar[str] = "BEGIN"  # a transaction
-    types: ClassVar[dict[Kind, str]]
+    types: ClassVar[tuple[str, str, str, str]]  # whole numbers, floats, booleans and text
     has_views: ClassVar[bool] = True
     _has_list = False  # whether the table of versions is known to exist
     _is_inside = False  # of a transaction
@@ -69,9 +69,7 @@ class SqlBackend(ClientBackend):
         """Insert rows; the second value of a row is a vector."""
 
     @abstractmethod
-    def _select(
-        self, version: str, vector: FloatArray, k: int, where: str, weight: float | None
-    ) -> list[tuple[Any, float]]:
+    def _select(self, version: str, vector: FloatArray, k: int, where: str, weight: float) -> Pairs:
         """Return ids and scores of the k best rows."""
 
     @abstractmethod
@@ -148,14 +146,12 @@ class SqlBackend(ClientBackend):
         return self._listed("version", "ORDER BY version")
 
     def create(self, version: str, layout: Layout) -> None:
-        columns = [
-            f"{quote_name(name)} {self.types[kind]}" for name, kind in layout.columns.items()
-        ]
+        types = dict(zip(get_args(Kind), self.types, strict=True))
         listed = [
-            f"id {self.types['text' if layout.string_ids else 'integer']} PRIMARY KEY NOT NULL",
+            f"id {types['text' if layout.string_ids else 'integer']} PRIMARY KEY NOT NULL",
             f"embedding {self._vector_type(layout.width)} NOT NULL",
-            f"bias {self.types['float']}",
-            *columns,
+            f"bias {types['float']}",
+            *(f"{quote_name(name)} {types[kind]}" for name, kind in layout.columns.items()),
             "metadata TEXT",
         ]
         with self.transaction():
@@ -221,9 +217,7 @@ class SqlBackend(ClientBackend):
         bias = [None] * len(items) if items.bias is None else items.bias.tolist()
         rows = (
             [own, vector, value, *split_columns(entry, columns)]
-            for own, vector, value, entry in zip(
-                items.ids.tolist(), items.vectors, bias, items.metadata, strict=True
-            )
+            for (own, vector, entry), value in zip(items, bias, strict=True)
         )
         with self.transaction():
             self._insert(version, ["id", "embedding", "bias", *columns, "metadata"], rows)
@@ -241,9 +235,7 @@ class SqlBackend(ClientBackend):
     def count(self, version: str) -> int:
         return int(self.run(f"SELECT count(*) FROM {self._table(version)}")[0][0])
 
-    def search(
-        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
-    ) -> Hits:
+    def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         where = ""
         if filter is not None:
             if not isinstance(filter, str) or not filter.strip():
@@ -285,10 +277,8 @@ class SqlBackend(ClientBackend):
             asked = self.client.execute(f"SELECT * FROM {table} LIMIT 0")
             columns: list[str] = [column[0] for column in asked.description]
         if own not in columns or vector not in columns:
-            raise NNNormError(
-                f"{self.name} needs the columns {own} and {vector}, and it has "
-                f"{', '.join(columns)}; name them with id= and embedding="
-            )
+            has = f"needs the columns {own} and {vector}, and it has {', '.join(columns)}"
+            raise self.error(f"{has}; name them with id= and embedding=")
         others = [name for name in columns if name not in (own, vector)]
         listed = ", ".join([self._read_vector(quote_name(vector)), *map(quote_name, others)])
         rows = self.run(f"SELECT {quote_name(own)}, {listed} FROM {table}")

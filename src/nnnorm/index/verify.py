@@ -7,7 +7,7 @@ import numpy as np
 
 from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError
-from nnnorm.index.backend import FloatArray, Ids
+from nnnorm.index.backend import FloatArray, Items, chunks
 from nnnorm.index.config import bias_values
 from nnnorm.index.corrected import CorrectedIndex
 from nnnorm.tables import check_ids
@@ -28,7 +28,7 @@ class Verification:
     n_queries: int
     n_items: int
     k: int
-    problems: tuple[str, ...]
+    problems: list[str]
 
     @property
     def is_good(self) -> bool:
@@ -37,7 +37,7 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result, ready for JSON."""
-        return {**asdict(self), "problems": list(self.problems), "is_good": self.is_good}
+        return {**asdict(self), "is_good": self.is_good}
 
 
 def verify_index(
@@ -75,20 +75,17 @@ def verify_index(
     >>> verify_index(index, shapes.queries).is_good
     True
     """
-    name = index.backend.name
     parts = list(index.scan())
     if not parts:
-        raise NNNormError(f"{name} has no items to verify")
-    stored: Ids = np.concatenate([part.ids for part in parts])
-    rows = np.concatenate([part.vectors for part in parts])
-    values = np.concatenate([np.asarray(part.bias) for part in parts])
-    problems = _check_bias(index, rows, values)
+        raise index.backend.error("has no items to verify")
+    stored = Items.join(parts)
+    problems = _check_bias(index, stored)
     if gallery is not None:
-        problems += _check_rows(index, stored, rows, gallery, ids)
-    asked = index.config.open_queries(queries, name)
+        problems += _check_rows(index, stored, gallery, ids)
+    asked = index.config.open_queries(queries, index.backend.name)
     some = np.random.default_rng(0).permutation(len(asked))[:_MOST_ASKED]
     asked = asked[np.sort(some)]
-    recall, error, scale = _compare(index, asked, stored, rows, values, k)
+    recall, error, scale = _compare(index, asked, stored, k)
     if recall < _GOOD_RECALL[index.backend.is_exact] - 1e-3:
         problems.append(
             f"it finds {recall:.1%} of the {k} best: search more broadly (ef, probes), or use an "
@@ -96,24 +93,18 @@ def verify_index(
         )
     if error > _GOOD_SCORE * scale:
         problems.append(f"its scores differ from the exact ones by up to {error:.2g}")
-    return Verification(recall, error, len(asked), len(stored), k, tuple(problems))
+    return Verification(recall, error, len(asked), len(stored), k, problems)
 
 
 def _compare(
-    index: CorrectedIndex,
-    queries: FloatArray,
-    ids: Ids,
-    rows: FloatArray,
-    values: FloatArray,
-    k: int,
+    index: CorrectedIndex, queries: FloatArray, stored: Items, k: int
 ) -> tuple[float, float, float]:
     """Recall, largest error of a score, and spread of the scores."""
-    place = {own: row for row, own in enumerate(ids.tolist())}
+    place = {own: row for row, own in enumerate(stored.ids.tolist())}
     right, error, scale = 0, 0.0, 1e-12
-    wanted = min(k, len(ids))
-    for start in range(0, len(queries), _BLOCK):
-        some = queries[start : start + _BLOCK]
-        exact = some @ rows.T - np.float32(index.config.weight) * values
+    wanted = min(k, len(stored))
+    for some in chunks(queries, _BLOCK):
+        exact = some @ stored.vectors.T - np.float32(index.config.weight) * np.asarray(stored.bias)
         scale = max(scale, float(np.ptp(exact)))
         last = -np.partition(-exact, wanted - 1, axis=1)[:, wanted - 1]
         hits = index.search(some, k)
@@ -126,17 +117,17 @@ def _compare(
     return right / (wanted * len(queries)), error, scale
 
 
-def _check_bias(index: CorrectedIndex, rows: FloatArray, values: FloatArray) -> list[str]:
-    corrector = index.corrector
+def _check_bias(index: CorrectedIndex, stored: Items) -> list[str]:
+    corrector, values = index.corrector, np.asarray(stored.bias)
     if corrector is None or index.config.popularity is not None:
         return []
     try:
-        items = corrector.open(rows, "items")
+        items = corrector.open(stored.vectors, "items")
         if corrector.groups is None:
             right = bias_values(corrector, items)
         else:  # the engine doesn't know the groups: each item must have the bias of one of them
             one = [next(iter(corrector.groups))] * len(items)
-            plain = corrector.bias_for(items, groups=one).values - corrector.groups[one[0]]
+            plain = corrector.values_for(items, one) - corrector.groups[one[0]]
             offsets = np.array(list(corrector.groups.values()))
             nearest = np.abs((values - plain)[:, None] - offsets).argmin(axis=1)
             right = plain + offsets[nearest].astype(np.float32)
@@ -152,28 +143,24 @@ def _check_bias(index: CorrectedIndex, rows: FloatArray, values: FloatArray) -> 
     ]
 
 
-def _check_rows(
-    index: CorrectedIndex, stored: Ids, rows: FloatArray, gallery: Source, ids: Any
-) -> list[str]:
+def _check_rows(index: CorrectedIndex, stored: Items, gallery: Source, ids: Any) -> list[str]:
     corrector = index.corrector
     if corrector is None:
-        raise NNNormError(
-            "a gallery is compared as its corrector reads it; open the index with its corrector"
-        )
+        raise NNNormError("to compare a gallery, open the index with its corrector")
     items = corrector.open(gallery, "gallery")
     named = items.ids if ids is None else ids
     given = np.arange(len(items)) if named is None else check_ids(named, len(items))
     place = {own: row for row, own in enumerate(given.tolist())}
-    known = np.array([own in place for own in stored.tolist()], dtype=bool)
+    known = np.array([own in place for own in stored.ids.tolist()], dtype=bool)
     problems = []
     if not known.all() or known.sum() < len(given):
         problems.append(
             f"it lacks {len(given) - int(known.sum()):,} items of the gallery, and has "
             f"{int((~known).sum()):,} others"
         )
-    there = np.array([place[own] for own in stored[known].tolist()], dtype=np.int64)
+    there = np.array([place[own] for own in stored.ids[known].tolist()], dtype=np.int64)
     right = items.rows(0, len(items))[there]
-    far = np.linalg.norm(rows[known] - right, axis=1)
+    far = np.linalg.norm(stored.vectors[known] - right, axis=1)
     n_wrong = int((far > _NEAR * np.linalg.norm(right, axis=1).clip(min=1e-12)).sum())
     if n_wrong:
         problems.append(f"{n_wrong:,} items have other vectors than the gallery: upsert them")

@@ -7,28 +7,52 @@ inner product. A pipeline is saved with the path of the corrector and its finger
 
 import os
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from nnnorm.augmentation import Target
-from nnnorm.corrector import Correction, Corrector, open_corrector
+from nnnorm.corrector import Correction
 from nnnorm.errors import NNNormError, require
-from nnnorm.integrations.vectors import (
-    check_query_weight,
-    extend_items,
-    extend_query,
-    measure_confidence,
-)
+from nnnorm.integrations.vectors import VectorCorrector
 
 require("haystack", "haystack")
 from haystack import Document, component, default_to_dict  # noqa: E402
 
 
+class _Component(VectorCorrector):
+    """A component that a pipeline saves as the path and the fingerprint of its corrector."""
+
+    settings: ClassVar[tuple[str, ...]] = ()  # saved too
+
+    def _open(
+        self, corrector: Correction, fingerprint: str | None, weight: float | None = None
+    ) -> None:
+        VectorCorrector.__init__(self, corrector, weight)
+        self.path = os.fspath(corrector) if isinstance(corrector, str | os.PathLike) else None
+        if fingerprint not in (None, self.corrector.fingerprint):
+            raise NNNormError(
+                f"the corrector {self.path or 'given'} must have the fingerprint {fingerprint}; "
+                f"got {self.corrector.fingerprint}. Give the corrector that the stored documents "
+                "were written with, or write all documents again and save the pipelines again"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write this component down as the path and the fingerprint of its corrector."""
+        if self.path is None:
+            raise NNNormError(
+                "a pipeline with a corrector in memory can't be saved; save the corrector first "
+                "and make the component with its path"
+            )
+        saved = {name: getattr(self, name) for name in self.settings}
+        saved |= {"corrector": self.path, "fingerprint": self.corrector.fingerprint}
+        return default_to_dict(self, **saved)
+
+
 @component
-class DocumentCorrector:
+class DocumentCorrector(_Component):
     """Extend the embeddings of documents by their bias."""
 
     def __init__(self, corrector: Correction, fingerprint: str | None = None) -> None:
-        self.path, self.corrector = _open(corrector, fingerprint)
+        self._open(corrector, fingerprint)
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
@@ -39,46 +63,36 @@ class DocumentCorrector:
                 f"every document must have an embedding, and {documents[vectors.index(None)].id} "
                 "has none; put a document embedder before this component"
             )
-        extended = extend_items(self.corrector, vectors)
-        pairs = zip(documents, extended, strict=True)
+        pairs = zip(documents, self.extend_items(vectors), strict=True)
         return {"documents": [replace(document, embedding=row) for document, row in pairs]}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Write this component down as the path and the fingerprint of its corrector."""
-        return default_to_dict(self, **_describe(self.path, self.corrector))
 
 
 @component
-class QueryCorrector:
+class QueryCorrector(_Component):
     """Extend the embedding of a query by the weight."""
 
+    settings = ("weight",)
+
     def __init__(
-        self,
-        corrector: Correction,
-        weight: float | None = None,
-        fingerprint: str | None = None,
+        self, corrector: Correction, weight: float | None = None, fingerprint: str | None = None
     ) -> None:
-        self.path, self.corrector = _open(corrector, fingerprint)
-        self.weight = check_query_weight(weight)
+        self._open(corrector, fingerprint, weight)
 
     @component.output_types(embedding=list[float])
     def run(self, embedding: list[float]) -> dict[str, list[float]]:
         """Return the extended embedding."""
-        return {"embedding": extend_query(self.corrector, embedding, self.weight)}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Write this component down as the path and the fingerprint of its corrector."""
-        described = _describe(self.path, self.corrector)
-        return default_to_dict(self, weight=self.weight, **described)
+        return {"embedding": self.extend_query(embedding)}
 
 
 @component
-class ConfidenceRater:
+class ConfidenceRater(_Component):
     """Add the confidence of a search to the metadata of its documents.
 
     It stands behind the retriever, which should return 10 documents or more, and not scale their
     scores. `similarity` is that of the document store.
     """
+
+    settings = ("similarity",)
 
     def __init__(
         self,
@@ -88,7 +102,7 @@ class ConfidenceRater:
     ) -> None:
         if similarity not in ("cosine", "dot_product"):
             raise NNNormError(f"similarity must be 'cosine' or 'dot_product'; got {similarity!r}")
-        self.path, self.corrector = _open(corrector, fingerprint)
+        self._open(corrector, fingerprint)
         self.similarity = similarity
 
     @component.output_types(documents=list[Document], confidence=float | None)
@@ -96,33 +110,6 @@ class ConfidenceRater:
         """Return copies of the documents with `meta["confidence"]`, and the confidence."""
         scores = [document.score for document in documents]
         metric: Target = "cosine" if self.similarity == "cosine" else "ip"
-        found = measure_confidence(self.corrector, scores, embedding, metric)
+        found = self.measure_confidence(scores, embedding, metric)
         rated = [replace(one, meta={**one.meta, "confidence": found}) for one in documents]
         return {"documents": rated, "confidence": found}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Write this component down as the path and the fingerprint of its corrector."""
-        described = _describe(self.path, self.corrector)
-        return default_to_dict(self, similarity=self.similarity, **described)
-
-
-def _open(corrector: Correction, fingerprint: str | None) -> tuple[str | None, Corrector]:
-    """Path, if there is one, and corrector."""
-    path = os.fspath(corrector) if isinstance(corrector, str | os.PathLike) else None
-    opened = open_corrector(corrector)
-    if fingerprint not in (None, opened.fingerprint):
-        raise NNNormError(
-            f"the corrector {path or 'given'} must have the fingerprint {fingerprint}; got "
-            f"{opened.fingerprint}. Give the corrector that the stored documents were written "
-            "with, or write all documents again and save the pipelines again"
-        )
-    return path, opened
-
-
-def _describe(path: str | None, corrector: Corrector) -> dict[str, str]:
-    if path is None:
-        raise NNNormError(
-            "a pipeline with a corrector in memory can't be saved; save the corrector first and "
-            "make the component with its path"
-        )
-    return {"corrector": path, "fingerprint": corrector.fingerprint}

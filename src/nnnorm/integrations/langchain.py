@@ -8,14 +8,9 @@ import asyncio
 from typing import Any
 
 from nnnorm.augmentation import Target
-from nnnorm.corrector import Correction, open_corrector
+from nnnorm.corrector import Correction
 from nnnorm.errors import NNNormError, require
-from nnnorm.integrations.vectors import (
-    check_query_weight,
-    extend_items,
-    extend_query,
-    measure_confidence,
-)
+from nnnorm.integrations.vectors import VectorCorrector
 from nnnorm.ranking import N_COMPARED
 
 require("langchain_core", "langchain")
@@ -24,33 +19,31 @@ from langchain_core.embeddings import Embeddings  # noqa: E402
 from langchain_core.vectorstores import VectorStore  # noqa: E402
 
 
-class CorrectedEmbeddings(Embeddings):
+class CorrectedEmbeddings(VectorCorrector, Embeddings):
     """Embeddings of another model, extended by a corrector."""
 
     def __init__(
         self, embeddings: Embeddings, corrector: Correction, *, weight: float | None = None
     ) -> None:
+        super().__init__(corrector, weight)
         self.embeddings = embeddings
-        self.corrector = open_corrector(corrector)
-        self.weight = check_query_weight(weight)
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed texts that are stored."""
-        return extend_items(self.corrector, self.embeddings.embed_documents(texts))
+        return self.extend_items(self.embeddings.embed_documents(texts))
 
     def embed_query(self, text: str) -> list[float]:
         """Embed a text that is asked."""
-        return extend_query(self.corrector, self.embeddings.embed_query(text), self.weight)
+        return self.extend_query(self.embeddings.embed_query(text))
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed texts that are stored; other tasks run meanwhile."""
         vectors = await self.embeddings.aembed_documents(texts)
-        return await asyncio.to_thread(extend_items, self.corrector, vectors)
+        return await asyncio.to_thread(self.extend_items, vectors)
 
     async def aembed_query(self, text: str) -> list[float]:
         """Embed a text that is asked."""
-        vector = await self.embeddings.aembed_query(text)
-        return extend_query(self.corrector, vector, self.weight)
+        return self.extend_query(await self.embeddings.aembed_query(text))
 
 
 def search_with_confidence(
@@ -68,7 +61,7 @@ def search_with_confidence(
         )
     hits = store.similarity_search_with_score(query, k=max(k, N_COMPARED), **options)
     scores, asked = [score for _, score in hits], model.embed_query(query)
-    found = measure_confidence(model.corrector, scores, asked, metric)
+    found = model.measure_confidence(scores, asked, metric)
     return [
         hit.model_copy(update={"metadata": {**hit.metadata, "confidence": found}})
         for hit, _ in hits[:k]

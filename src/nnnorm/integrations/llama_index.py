@@ -9,15 +9,9 @@ import asyncio
 from typing import Any
 
 from nnnorm.augmentation import Target
-from nnnorm.corrector import Correction, open_corrector
+from nnnorm.corrector import Correction
 from nnnorm.errors import NNNormError, require
-from nnnorm.integrations.vectors import (
-    Vector,
-    check_query_weight,
-    extend_items,
-    extend_query,
-    measure_confidence,
-)
+from nnnorm.integrations.vectors import Vector, VectorCorrector
 
 require("llama_index.core", "llama-index")
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: E402
@@ -30,7 +24,7 @@ class CorrectedEmbedding(BaseEmbedding):
     """Embeddings of another model, extended by a corrector."""
 
     model: SerializeAsAny[BaseEmbedding]
-    corrector: Any = Field(exclude=True)
+    vectors: Any = Field(exclude=True)
     weight: float | None = None
     # What is cached of a text, by an ingestion pipeline for one, depends on it.
     fingerprint: str = ""
@@ -48,10 +42,9 @@ class CorrectedEmbedding(BaseEmbedding):
                 "embeddings_cache keeps one vector per text, but a text that is asked has another "
                 "vector than one that is stored; set the cache on the inner model"
             )
-        check_query_weight(weight)
-        used = open_corrector(corrector)
-        checked = {"corrector": used, "fingerprint": used.fingerprint}
+        vectors = VectorCorrector(corrector, weight)
         own = {"model_name": model.model_name, "embed_batch_size": model.embed_batch_size}
+        checked = {"vectors": vectors, "fingerprint": vectors.corrector.fingerprint}
         super().__init__(model=model, weight=weight, **(own | settings | checked))
 
     @classmethod
@@ -63,21 +56,20 @@ class CorrectedEmbedding(BaseEmbedding):
         return self._get_text_embeddings([text])[0]
 
     def _get_text_embeddings(self, texts: list[str]) -> list[Vector]:
-        return extend_items(self.corrector, self.model.get_text_embedding_batch(texts))
+        return self.vectors.extend_items(self.model.get_text_embedding_batch(texts))
 
-    def _get_query_embedding(self, query: str) -> Vector:
-        return extend_query(self.corrector, self.model.get_query_embedding(query), self.weight)
+    def _get_query_embedding(self, query: str) -> Any:
+        return self.vectors.extend_query(self.model.get_query_embedding(query))
 
     async def _aget_text_embedding(self, text: str) -> Vector:
         return (await self._aget_text_embeddings([text]))[0]
 
     async def _aget_text_embeddings(self, texts: list[str]) -> list[Vector]:
         vectors = await self.model.aget_text_embedding_batch(texts)
-        return await asyncio.to_thread(extend_items, self.corrector, vectors)
+        return await asyncio.to_thread(self.vectors.extend_items, vectors)
 
-    async def _aget_query_embedding(self, query: str) -> Vector:
-        vector = await self.model.aget_query_embedding(query)
-        return extend_query(self.corrector, vector, self.weight)
+    async def _aget_query_embedding(self, query: str) -> Any:
+        return self.vectors.extend_query(await self.model.aget_query_embedding(query))
 
 
 class ConfidenceRater(BaseNodePostprocessor):
@@ -101,8 +93,7 @@ class ConfidenceRater(BaseNodePostprocessor):
             raise NNNormError("confidence needs the query; pass query_bundle or query_str")
         asked = query_bundle.embedding or self.model.get_query_embedding(query_bundle.query_str)
         scores = [node.score for node in nodes]
-        model = self.model
-        found = measure_confidence(model.corrector, scores, asked, self.metric)
+        found = self.model.vectors.measure_confidence(scores, asked, self.metric)
         return [NodeWithScore(node=_rate(hit.node, found), score=hit.score) for hit in nodes]
 
 

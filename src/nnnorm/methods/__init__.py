@@ -1,4 +1,4 @@
-"""The methods: each takes a gallery and a bank of references and gives a `Bias`.
+"""The methods: each computes a `Bias` from a gallery and past queries.
 
 For a fixed query, a term that does not depend on the item never changes the ranking. Without such
 terms, every method ranks by ``s(q, r) − b(r)`` (m_k: mean of the k best reference scores of an
@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from nnnorm.errors import NNNormError
 from nnnorm.methods.base import (
-    BankName,
     Grid,
     Method,
     Statistics,
@@ -38,23 +37,17 @@ from nnnorm.methods.base import (
 )
 from nnnorm.methods.csls import CSLS
 from nnnorm.methods.dn import DN
-from nnnorm.methods.dual_softmax import DualSoftmax, GateForm, published_product
+from nnnorm.methods.dual_softmax import DualSoftmax, published_product
 from nnnorm.methods.inverted_softmax import InvertedSoftmax
 from nnnorm.methods.nnn import NNN, PAPER_GRID
 from nnnorm.methods.sinkhorn import Sinkhorn
 from nnnorm.methods.uncorrected import NO_CORRECTION, Uncorrected
 
 # In the order in which tables and help list them.
-METHODS: Final[tuple[type[Method], ...]] = (
-    Uncorrected,
-    NNN,
-    CSLS,
-    DN,
-    InvertedSoftmax,
-    DualSoftmax,
-    Sinkhorn,
-)
-_BY_NAME: Final = {variant.name: (kind, variant) for kind in METHODS for variant in kind.variants}
+METHODS: Final = (Uncorrected, NNN, CSLS, DN, InvertedSoftmax, DualSoftmax, Sinkhorn)
+_BY_NAME: Final[dict[str, tuple[type[Method], Variant]]] = {
+    variant.name: (kind, variant) for kind in METHODS for variant in kind.variants
+}
 METHOD_NAMES: Final[tuple[str, ...]] = tuple(_BY_NAME)
 if TYPE_CHECKING:
     MethodName: TypeAlias = str
@@ -90,7 +83,7 @@ def make_method(name: MethodName, **params: Any) -> Method:
 
 
 def label_method(name: str) -> str:
-    """Return what tables and plots call a method; a name that is not known stands for itself."""
+    """Return the name of a method in tables and plots; an unknown name is returned as is."""
     return _BY_NAME[name][1].label if name in _BY_NAME else name
 
 

@@ -11,7 +11,8 @@ from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Statistics, V
 class CSLS(Method):
     """Cross-domain Similarity Local Scaling: ``b(r) = ½·m_k(r)`` (Conneau et al., ICLR 2018).
 
-    The published score ``2s − r(q) − r(item)`` has a term of the query, which changes no ranking.
+    The published score ``2s − r(q) − r(item)`` also has a term that depends only on the query. It
+    doesn't change the order.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ class DN(Method):
     Parameters
     ----------
     weight : float
-        λ. It was published as ½ and is used as ¼, ½ and 1, so it should be tuned.
+        λ. Published as ½, but ¼ and 1 are also used: tune it.
 
     Examples
     --------

@@ -1,8 +1,7 @@
 """DBNorm, a softmax over two banks (Wang et al., EMNLP 2023): DualIS, and gated as DualDIS."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -89,33 +88,19 @@ class DualSoftmax(Method):
 def published_product(
     raw: npt.NDArray[np.float32], bias: Bias, is_open: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float32]:
-    """Rank by DualDIS as published; if both gates are open it is DualIS, given as ``s − b``."""
-    betas = [bias.params["beta_query"], bias.params["beta_gallery"]]
-    corrected = raw - bias.values
-    for pattern in ((True, False), (False, True), (False, False)):
-        rows = np.flatnonzero((is_open == np.array(pattern)[:, None]).all(axis=0))
-        factors = [
-            (beta, gate.values * sum(betas))
-            for beta, gate, opened in zip(betas, bias.gates, pattern, strict=True)
-            if opened
-        ]
-        corrected[rows] = multiply_factors(raw[rows], factors, n_closed=2 - len(factors))
-    return corrected
+    """Rank by DualDIS as published: ``exp(β·s − L)`` per open gate, the raw score per closed one.
 
-
-def multiply_factors(
-    raw: npt.NDArray[np.float32],
-    factors: Sequence[tuple[float, npt.NDArray[np.floating[Any]]]],
-    *,
-    n_closed: int,
-) -> npt.NDArray[np.float64]:
-    """DualDIS's published product: ``exp(β·s − L)`` per open gate, the raw score per closed one."""
+    If both gates are open it is DualIS, given as ``s − b``.
+    """
     scores = raw.astype(np.float64)
+    betas = [bias.params["beta_query"], bias.params["beta_gallery"]]
     with np.errstate(divide="ignore"):
-        exponents = n_closed * np.log(np.abs(scores)) if n_closed else np.zeros_like(scores)
-    for beta, logs in factors:
-        exponents += beta * scores - np.asarray(logs, dtype=np.float64)
-    sign = np.sign(scores) ** n_closed
+        closed = np.log(np.abs(scores))
+    exponents = np.zeros_like(scores)
+    for beta, gate, rows in zip(betas, bias.gates, is_open[:, :, None], strict=True):
+        logs = (gate.values * sum(betas)).astype(np.float64)
+        exponents += np.where(rows, beta * scores - logs, closed)
+    sign = np.sign(scores) ** (~is_open).sum(axis=0)[:, None]
     is_positive, is_negative = sign > 0, sign < 0
     exponents = np.where(sign == 0, 0.0, exponents)
     exponents -= exponents.max(axis=1, keepdims=True, initial=-np.inf, where=sign != 0).clip(-1e300)
@@ -123,4 +108,6 @@ def multiply_factors(
     least = np.where(is_positive, exponents, 0.0).min(axis=1, keepdims=True, initial=0.0)
     smallest = np.where(is_negative, exponents, 0.0).min(axis=1, keepdims=True, initial=0.0)
     negative = least - 2 - (exponents - smallest)
-    return np.where(is_positive, exponents, np.where(is_negative, negative, least - 1))
+    ranked = np.where(is_positive, exponents, np.where(is_negative, negative, least - 1))
+    both_open = np.asarray(is_open.all(axis=0))
+    return np.where(both_open[:, None], raw - bias.values, ranked).astype(np.float32)

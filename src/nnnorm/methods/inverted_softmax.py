@@ -16,7 +16,7 @@ LARGEST_BETA = 1e9
 
 @dataclass(frozen=True)
 class InvertedSoftmax(Method):
-    """Inverted softmax: ``b(r) = L_β(r)/β``; gated it is QBNorm (Bogolin et al., CVPR 2022).
+    """Inverted softmax: ``b(r) = L_β(r)/β``; gated, it is QBNorm (Bogolin et al., CVPR 2022).
 
     Parameters
     ----------

@@ -55,8 +55,8 @@ _GROUP, _N_GROUPS = 64, 16
 class NNN(Method):
     """Nearest Neighbor Normalization: ``b(r) = α·m_k(r)`` (Chowdhury et al., EMNLP 2024).
 
-    ``NNN()`` sets itself, without labels. If you pass both numbers, the method is that of the
-    paper: every reference counts as it is given, and nothing is centered.
+    ``NNN()`` chooses its settings without labels. If you pass both numbers, this is the paper's
+    method: every reference counts, and nothing is centered.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ class NNN(Method):
     alpha : float or "auto"
         The weight of the bias, at least 0.
     center : bool or "auto"
-        Whether the mean of the gallery is subtracted from its rows before they are scored with the
-        references. "auto" is True for automatic settings and False if both numbers are given.
+        Whether to subtract the gallery's mean from its rows before they are scored with the
+        references. "auto" is True for automatic settings, and False if you pass both numbers.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class NNN(Method):
 
     @classmethod
     def paper(cls) -> "NNN":
-        """Return the setting that the paper found best most often: k = 128, α = 0.75.
+        """Return the paper's most frequent best setting: k = 128, α = 0.75.
 
         Examples
         --------
@@ -112,7 +112,7 @@ class NNN(Method):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters; `center` only if it is not what the others imply."""
+        """The parameters; `center` only if it differs from what the others imply."""
         params = super().params
         if params["center"] == ("auto" if self.is_automatic else False):
             del params["center"]
@@ -134,7 +134,7 @@ class NNN(Method):
         return float(self.alpha)
 
     def resolve(self, statistics: Statistics) -> tuple["NNN", dict[str, Any]]:
-        """Replace "auto" by numbers; also return what they were chosen by."""
+        """Replace "auto" by numbers, and return the figures that they depend on."""
         if not self.is_automatic:
             return self, {}
         center = self.center != False  # noqa: E712 - "auto" is on
@@ -183,7 +183,7 @@ def _resolve_within(
 
 
 class Evidence(NamedTuple):
-    """What past queries and a gallery show about the settings; see the module."""
+    """What the settings depend on; see the module docstring."""
 
     reliability: float
     density: float = 1.0
@@ -201,16 +201,16 @@ class Evidence(NamedTuple):
 
 
 def choose_reference_k(n_references: int, n_gallery: int) -> int:
-    """Choose k by the numbers of unique past queries and of items."""
+    """Choose k from the numbers of unique past queries and items."""
     base = min(32, max(8, n_references // 16))
     return max(1, min(n_references // 2, max(base, 3 * n_references // n_gallery)))
 
 
 def choose_alpha(evidence: Evidence, n_references: int) -> float:
-    """Choose alpha by what was measured and the number of unique past queries."""
+    """Choose alpha from the measurements and the number of unique past queries."""
     alpha = _LARGEST_ALPHA * math.sqrt(evidence.reliability)
     alpha *= n_references / (n_references + _CAUTION) * evidence.match
-    return round(alpha, 3)  # so that the printed setting is the one that was used
+    return round(alpha, 3)  # the printed setting is the one that was used
 
 
 def measure(statistics: Statistics, reference_k: int, is_centered: bool) -> Evidence:
@@ -268,10 +268,10 @@ def _match(
 
 
 def _spread(scores: FloatArray) -> float:
-    """Standard deviation, row by row in float64, in which squares of small scores are not 0."""
-    means = [row.mean(dtype=np.float64) for row in scores]
-    variances = [row.var(dtype=np.float64) for row in scores]
-    return math.sqrt(np.mean(variances) + np.var(means))
+    """Standard deviation in float64, in which squares of small scores are not 0, without a copy."""
+    mean = scores.mean(dtype=np.float64)
+    square = np.einsum("ij,ij->", scores, scores, dtype=np.float64) / scores.size
+    return math.sqrt(max(0.0, square - mean**2))
 
 
 def _split_half_reliability(

@@ -14,17 +14,17 @@ _MOST_ITERATIONS = 10_000
 class Sinkhorn(Method):
     """Entropic transport between gallery and references (DBSN: Pan et al., ACM MM 2025).
 
-    ``b(r) = −τ·log u_r``, and u scales the gallery side of the plan that spreads the references
-    evenly over the items. Equivalently, it is an inverted softmax at β = 1/τ whose references are
-    weighted so that none counts for more than its share. A gallery bank extends the gallery by
-    further places that references may go to.
+    ``b(r) = −τ·log u_r``, and u scales the gallery side of the transport plan that spreads the
+    references evenly over the items. Equivalently, it is an inverted softmax at β = 1/τ with
+    weighted references: none counts for more than its share. A gallery bank adds more items to the
+    plan.
 
     Parameters
     ----------
     tau : float
         Temperature, on the scale of the scores.
     iterations : int
-        How often both marginals are balanced; each iteration costs one pass over all scores.
+        Number of times both marginals are balanced. Each iteration is a pass over all scores.
 
     Examples
     --------

@@ -1,17 +1,5 @@
 """Results for people: `tables` for a terminal and Markdown, `plots` as pictures."""
 
-from nnnorm.report.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    Hits,
-    label_axes,
-    make_panels,
-    plot_audit,
-    plot_hits,
-    style_axes,
-)
 from nnnorm.report.tables import (
     Table,
     tabulate_audit,

@@ -30,11 +30,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 _WIDTH = 6.4  # inches: 960 pixels at 150 dpi, still readable when shown at 800
 _DPI = 150
 # A date inside would make equal figures differ.
-_UNDATED: dict[str, dict[str, Any]] = {
-    "png": {},
-    "svg": {"Date": None},
-    "pdf": {"CreationDate": None},
-}
+_UNDATED: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 INK, GREY, PALE = "#222222", "#6E6E6E", "#E6E6E6"
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 
@@ -48,9 +44,8 @@ def make_figure(height: float) -> tuple["Figure", "Axes"]:
 def make_panels(height: float, n_panels: int) -> tuple["Figure", list["Axes"]]:
     """Make a figure with clean axes next to each other, independent of pyplot's state."""
     require("matplotlib", "plots")
-    figure: Figure = require("matplotlib.figure", "plots").Figure(
-        figsize=(_WIDTH, height), facecolor="white", layout="constrained"
-    )
+    look: dict[str, Any] = {"facecolor": "white", "layout": "constrained"}
+    figure = require("matplotlib.figure", "plots").Figure(figsize=(_WIDTH, height), **look)
     require("matplotlib.backends.backend_agg", "plots").FigureCanvasAgg(figure)
     panels = list(figure.subplots(1, n_panels, sharey=True, squeeze=False)[0])
     for axes in panels:
@@ -87,21 +82,11 @@ def add_legend(figure: "Figure", handles: Sequence[Any], note: str | None = None
         legend.remove()
 
 
-def separate_thousands(axis: Any) -> None:
-    """Write the numbers of an axis with commas, and millions as such."""
-    axis.set_major_formatter(
-        lambda value, _: f"{value / 1e6:,.10g} M" if value >= 1e6 else f"{value:,.10g}"
-    )
-
-
 def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
     """Write a figure as PNG (150 dpi), SVG or PDF, by the suffix, whole or not at all."""
     kind = Path(path).suffix.lower().removeprefix(".")
     if kind not in _UNDATED:
-        raise NNNormError(
-            f"cannot write {path}: a figure's file must end in .png, .svg or .pdf; "
-            f"got {f'.{kind}' if kind else 'no ending'}"
-        )
+        raise NNNormError(f"a figure must end in .png, .svg or .pdf; got {path}")
     metadata = _UNDATED[kind]
     write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=_DPI, metadata=metadata))
 
@@ -128,13 +113,12 @@ def plot_occurrences(
     figure, axes = make_figure(3.7)
     counts = [np.asarray(some) for some in (before, after, other) if some is not None]
     n_items = len(counts[0])
-    if any(
-        some.shape != (n_items,) or some.dtype.kind not in "iu" or some.min() < 0 for some in counts
-    ):
-        raise NNNormError(
-            "before and after must have one count per item of the same gallery; got "
-            + " and ".join(f"{some.dtype} {some.shape}" for some in counts)
-        )
+    for some in counts:
+        if some.shape != (n_items,) or some.dtype.kind not in "iu" or some.min() < 0:
+            raise NNNormError(
+                "before and after must have one count per item of the same gallery; got "
+                f"{some.dtype} {some.shape}"
+            )
     reach = max(1, *(int(some.max()) for some in counts))
     width = 1 + reach // _MANY_BINS
     edges = np.arange(0, reach + width + 1, width) - 0.5
@@ -154,14 +138,13 @@ def plot_occurrences(
     where: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": "top"}
     axes.text(0.99, 0.97, f"never: {never} of {n_items:,} items", fontweight="bold", **where)
     places = "first" if k == 1 else f"among the first {k}"
-    label_axes(
-        axes,
-        title or f"How often does each of {n_items:,} items come {places}?",
-        f"queries that get the item {places}",
-        "items, log scale" if width == 1 else f"items in steps of {width} queries, log scale",
-    )
-    separate_thousands(axes.xaxis)
-    separate_thousands(axes.yaxis)
+    steps = "" if width == 1 else f" in steps of {width} queries"
+    title = title or f"How often does each of {n_items:,} items come {places}?"
+    label_axes(axes, title, f"queries that get the item {places}", f"items{steps}, log scale")
+    for axis in (axes.xaxis, axes.yaxis):  # commas, and millions as such
+        axis.set_major_formatter(
+            lambda value, _: f"{value / 1e6:,.10g} M" if value >= 1e6 else f"{value:,.10g}"
+        )
     add_legend(figure, axes.get_legend_handles_labels()[0])
     return figure
 
@@ -173,24 +156,24 @@ def plot_grid(tuning: Tuning) -> "Figure":
         raise NNNormError("this tuning has no cells of NNN to plot; tune with 'nnn' among methods")
     ks = sorted({cell.params["reference_k"] for cell in cells})
     alphas = sorted({cell.params["alpha"] for cell in cells})
+
+    def place(cell: Cell) -> tuple[int, int]:
+        return alphas.index(cell.params["alpha"]), ks.index(cell.params["reference_k"])
+
     figure, axes = make_figure(1.9 + 0.29 * min(max(len(alphas), 4), 16))
     recalls = np.full((len(alphas), len(ks)), np.nan)
     for cell in cells:
-        place = alphas.index(cell.params["alpha"]), ks.index(cell.params["reference_k"])
-        recalls[place] = 100 * cell.recall_at_1
+        recalls[place(cell)] = 100 * cell.recall_at_1
     baseline = 100 * tuning.uncorrected.recall_at_1
     gain, loss = np.nanmax(recalls) - baseline, baseline - np.nanmin(recalls)
     # As much color for a point lost as for a point gained; far losses may run off the scale.
     reach = max(gain, loss / 4, 0.1)
-    colors = require("matplotlib.colors", "plots")
-    mesh = axes.pcolormesh(
-        np.ma.masked_invalid(recalls),
-        cmap=colors.LinearSegmentedColormap.from_list("loss to gain", _LOSS_TO_GAIN),
-        norm=colors.Normalize(baseline - reach, baseline + reach),
-        edgecolors="white",
-    )
+    color_map = require("matplotlib.colors", "plots").LinearSegmentedColormap
+    look: dict[str, Any] = {"cmap": color_map.from_list("loss to gain", _LOSS_TO_GAIN)}
+    look |= {"vmin": baseline - reach, "vmax": baseline + reach, "edgecolors": "white"}
+    mesh = axes.pcolormesh(np.ma.masked_invalid(recalls), **look)
     if len(ks) <= _ROOM[0] and len(alphas) <= _ROOM[1]:
-        look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5, "color": INK}
+        look = {"ha": "center", "va": "center", "fontsize": 8.5, "color": INK}
         for (row, column), recall in np.ndenumerate(recalls):
             if np.isfinite(recall):
                 axes.text(column + 0.5, row + 0.5, f"{recall:.1f}", **look)
@@ -204,12 +187,13 @@ def plot_grid(tuning: Tuning) -> "Figure":
         (tuning.best_by_maximum, "best by maximum", ":", 0.1),
     ):
         look = {"fill": False, "linewidth": 1.8, "linestyle": style, "edgecolor": INK}
+        what = describe_setting(cell.method, cell.params, ", ", " = ")
         if _is_on_map(cell):
-            row, column = alphas.index(cell.params["alpha"]), ks.index(cell.params["reference_k"])
+            row, column = place(cell)
             corner, size = (column + inset, row + inset), 1 - 2 * inset
             axes.add_patch(patches.Rectangle(corner, size, size, **look))
-        setting = describe_setting(cell.method, cell.params, ", ", " = ")
-        what = setting if _is_on_map(cell) else f"{label_method(cell.method)} {setting}".strip()
+        else:
+            what = f"{label_method(cell.method)} {what}".strip()
         label = f"{name}: {what}, {100 * cell.recall_at_1:.2f} %"
         handles.append(patches.Patch(label=label, **look))
     axes.grid(visible=False)
@@ -219,12 +203,8 @@ def plot_grid(tuning: Tuning) -> "Figure":
     )
     axes.set_xticks([n + 0.5 for n in columns], [f"{ks[n]:,}" for n in columns])
     axes.set_yticks([n + 0.5 for n in rows], [f"{alphas[n]:.4g}" for n in rows])
-    label_axes(
-        axes,
-        f"R@1 on {tuning.n_queries:,} tuning queries; no correction: {baseline:.2f} %",
-        "k, references averaged per item",
-        "α, weight of the correction",
-    )
+    title = f"R@1 on {tuning.n_queries:,} tuning queries; no correction: {baseline:.2f} %"
+    label_axes(axes, title, "k, references averaged per item", "α, weight of the correction")
     add_legend(figure, handles)
     return figure
 
@@ -248,13 +228,9 @@ def plot_gains(comparison: Comparison) -> "Figure":
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), names)
     unclear = "; hollow: includes 0" if any(gain.includes_zero for _, gain in rows) else ""
-    baseline = [100 * result.recall_at_1 for result in comparison.results if result.gain is None]
-    label_axes(
-        axes,
-        "Gain in R@1 over no correction" + (f" ({baseline[0]:.2f} %)" if baseline else ""),
-        f"points of R@1 on {comparison.n_queries:,} queries, 95 % interval{unclear}",
-        "",
-    )
+    points = f"points of R@1 on {comparison.n_queries:,} queries, 95 % interval{unclear}"
+    baseline = 100 * comparison.results[0].recall_at_1
+    label_axes(axes, f"Gain in R@1 over no correction ({baseline:.2f} %)", points, "")
     return figure
 
 
@@ -269,8 +245,12 @@ def plot_audit(audit: Audit) -> "Figure":
     for axes, line in zip(panels, lines, strict=True):
         before = audit.before[line.metric][order]
         after = audit.after[line.metric][order] if audit.after else None
-        if is_few:
-            _draw_queries(axes, before, after)
+        if is_few:  # a dot before and a dot after, joined, for each query
+            places = np.arange(len(before))
+            axes.scatter(before, places, s=52, color=ORANGE, zorder=3, label="before")
+            if after is not None:
+                axes.hlines(places, before, after, color="#C9C9C9", linewidth=2, zorder=2)
+                axes.scatter(after, places, s=18, color=BLUE, marker="D", zorder=4, label="after")
         else:
             both = [before] if after is None else [before, after]
             edges = np.histogram_bin_edges(np.concatenate(both), bins=21)
@@ -303,23 +283,10 @@ def plot_reliability(calibration: Calibration) -> "Figure":
     error = np.sqrt(shares * (1 - shares) / sizes)
     axes.errorbar(means, shares, error, color=BLUE, fmt="o-", label="a tenth of the labels, ± 1 SE")
     axes.set(xlim=(0, 1), ylim=(0, 1))
-    label_axes(
-        axes,
-        f"{curve.n_labels:,} labels; calibration error {curve.calibration_error:.3f}",
-        "probability",
-        "first hit right",
-    )
+    title = f"{curve.n_labels:,} labels; calibration error {curve.calibration_error:.3f}"
+    label_axes(axes, title, "probability", "first hit right")
     add_legend(figure, axes.get_legend_handles_labels()[0])
     return figure
-
-
-def _draw_queries(axes: "Axes", before: FloatArray, after: FloatArray | None) -> None:
-    """A dot before and a dot after, joined, for each query."""
-    places = np.arange(len(before))
-    axes.scatter(before, places, s=52, color=ORANGE, zorder=3, label="before")
-    if after is not None:
-        axes.hlines(places, before, after, color="#C9C9C9", linewidth=2, zorder=2)
-        axes.scatter(after, places, s=18, color=BLUE, marker="D", zorder=4, label="after")
 
 
 def _is_on_map(cell: Cell) -> bool:

@@ -4,9 +4,9 @@ Recalls are shown in percent, differences in points, with the interval in bracke
 is too narrow for a table gets it without its optional columns, or one table per group of columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -76,25 +76,23 @@ class Table:
         console = Console(highlight=False, markup=False, emoji=False)
         if self.title:  # a title of the table itself would wrap to the width of the table
             console.print(self.title, style="bold")
-        every = list(range(len(self.columns)))
-        if self._least_width(every) <= console.width:
-            console.print(self._to_rich(every))
+        every, widths = list(range(len(self.columns))), self._widths()
+        if sum(min(width, _LONG) + 2 for width in widths) - 2 <= console.width:
+            console.print(self._to_rich(every, widths))
         elif not self.groups:
-            console.print(self._to_rich([n for n in every if self.columns[n] not in self.optional]))
+            needed = [n for n in every if self.columns[n] not in self.optional]
+            console.print(self._to_rich(needed, widths))
         else:
             for group in dict.fromkeys(self.groups[1:]):
-                console.print(group)
-                console.print(self._to_rich([n for n in every if self.groups[n] in ("", group)]))
+                shown = [n for n in every if self.groups[n] in ("", group)]
+                console.print(group, self._to_rich(shown, widths), sep="\n")
         if self.notes:
-            console.print()
-        for note in self.notes:
-            console.print(note)
+            console.print("", *self.notes, sep="\n")
 
     def _headings(self) -> list[str]:
         """The headings of the columns, with that of their group."""
-        groups = self.groups or ("",) * len(self.columns)
-        both = zip(groups, self.columns, strict=True)
-        return [f"{group}: {column}" if group else column for group, column in both]
+        both = zip(self.groups or self.columns, self.columns, strict=True)
+        return [f"{group}: {name}" if self.groups and group else name for group, name in both]
 
     def _widths(self) -> list[int]:
         """The width of each column; headings are wrapped if they don't fit in 80 columns."""
@@ -106,22 +104,15 @@ class Table:
             return whole
         return [max(map(cell_len, [*heading.split(), *cells])) for heading, *cells in columns]
 
-    def _least_width(self, places: Sequence[int]) -> int:
-        """The width of some columns, long cells wrapped."""
-        widths = self._widths()
-        return sum(min(widths[place], _LONG) + 2 for place in places) - 2
-
-    def _to_rich(self, places: Sequence[int]) -> "RichTable":
+    def _to_rich(self, places: Sequence[int], widths: Sequence[int]) -> "RichTable":
         """Some columns, without the rows that have nothing in them."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(
-            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
-        )
+        look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
+        table = RichTable(show_edge=False, pad_edge=False, **look)
         headings = self._headings() if len(places) == len(self.columns) else self.columns
-        widths = self._widths()
         for place in places:
             cells = [row[place] for row in self.rows]
             is_text = any(cell[:1].isalpha() for cell in cells) or widths[place] > _LONG
@@ -148,10 +139,8 @@ def tabulate_results(
         setting = describe_setting(result.method, result.params)
         if result.gain is not None and not result.params and result.method != NO_CORRECTION:
             setting = _NOT_CHOSEN
-        recalls = map(_percent, (result.recall_at_1, result.recall_at_5, result.recall_at_10))
-        rows.append(
-            (result.method, setting, *recalls, show_gain(result.gain), str(result.hubness.max))
-        )
+        cells = *_recalls(result), show_gain(result.gain), str(result.hubness.max)
+        rows.append((result.method, setting, *cells))
     notes = [*notes, f"most: hits of the most retrieved item. {_INCLUDES_ZERO}"]
     if any(row[1] == _NOT_CHOSEN for row in rows):
         notes.append(f"{_NOT_CHOSEN}: no setting did better than no correction, which is used.")
@@ -161,10 +150,9 @@ def tabulate_results(
 
 def tabulate_comparison(comparison: evaluation.Comparison) -> Table:
     """Make a table of methods, one row each."""
-    unique = comparison.n_unique, comparison.references_sampled
     title = (
         f"Methods on {comparison.n_queries:,} test queries, {comparison.n_gallery:,} items, "
-        f"{describe_size(comparison.n_references, *unique)}"
+        f"{_bank_size(comparison)}"
     )
     rule = _RULES[comparison.select]
     tuned = f"tuned on {comparison.n_validation:,} validation queries ({rule})"
@@ -182,26 +170,18 @@ def tabulate_comparison(comparison: evaluation.Comparison) -> Table:
 
 def tabulate_tuning(tuning: evaluation.Tuning) -> Table:
     """Make a table of no correction and the chosen settings."""
-    chosen = {"": tuning.uncorrected, "one standard error": tuning.best_by_rule}
+    chosen = {"one standard error": tuning.best_by_rule, "maximum": tuning.best_by_maximum}
     if tuning.best_by_rule is tuning.best_by_maximum:
-        chosen["both rules"] = chosen.pop("one standard error")
-    else:
-        chosen["maximum"] = tuning.best_by_maximum
-    if tuning.uncorrected in list(chosen.values())[1:]:
-        del chosen[""]
-    if tuning.between not in (None, 1):  # chosen for the best alone, so another isn't comparable
-        compared = (id(tuning.uncorrected), id(tuning.best))
-        chosen = {mark: cell for mark, cell in chosen.items() if id(cell) in compared}
+        chosen = {"both rules": tuning.best_by_rule}
+    elif tuning.between not in (None, 1):  # chosen for the best alone: no other is comparable
+        chosen = {mark: cell for mark, cell in chosen.items() if cell is tuning.best}
+    if tuning.uncorrected not in chosen.values():
+        chosen = {"": tuning.uncorrected, **chosen}
     rows = []
     for mark, cell in chosen.items():
-        recalls = (cell.recall_at_1, cell.recall_at_5, cell.recall_at_10)
-        shown = ("" if recall is None else _percent(recall) for recall in recalls)
         setting = describe_setting(cell.method, cell.params)
-        rows.append((cell.method, setting, *shown, mark))
-    title = (
-        f"{len(tuning.grid):,} settings on {tuning.n_queries:,} queries, "
-        f"{describe_size(tuning.n_references, tuning.n_unique, tuning.references_sampled)}"
-    )
+        rows.append((cell.method, setting, *_recalls(cell), mark))
+    title = f"{len(tuning.grid):,} settings on {tuning.n_queries:,} queries, {_bank_size(tuning)}"
     notes = []
     if tuning.between is not None and tuning.best.method != NO_CORRECTION:
         notes.append(f"Weight of the differences between groups: {tuning.between:g}.")
@@ -233,29 +213,21 @@ def tabulate_tuning(tuning: evaluation.Tuning) -> Table:
 def tabulate_diagnosis(diagnosis: evaluation.Diagnosis) -> tuple[Table, Table]:
     """Make a table of how hits are spread, and one of the hubs."""
     null = diagnosis.null_model
-    statistics, models = [diagnosis.before], [null]
-    if diagnosis.after is not None and diagnosis.null_model_after is not None:
-        statistics.append(diagnosis.after)
-        models.append(diagnosis.null_model_after)
+    statistics = [some for some in (diagnosis.before, diagnosis.after) if some]
+    models = [some for some in (null, diagnosis.null_model_after) if some]
     notes = [f"Hubs: {', then '.join(model.severity for model in models)}."]
     if diagnosis.k > 1 and diagnosis.n_queries < diagnosis.n_gallery:
         notes.append(
             "With fewer queries than items, the first 10 places are counted; small hubs only show "
             f"with more queries, about as many as the {diagnosis.n_gallery:,} items."
         )
+    most = f"hits of the most retrieved item; by chance {null.most_by_chance:,.0f}"
+    never = f"items that are never retrieved; by chance {null.n_never_by_chance:,.0f}"
+    shares = (f"{100 * some.hub_occurrence:.1f} %" for some in statistics)
     rows = (
-        (
-            f"hits of the most retrieved item; by chance {null.most_by_chance:,.0f}",
-            *(f"{model.most:,}" for model in models),
-        ),
-        (
-            f"items that are never retrieved; by chance {null.n_never_by_chance:,.0f}",
-            *(f"{model.n_never:,}" for model in models),
-        ),
-        (
-            "hits that go to hubs (at least twice the mean)",
-            *(f"{100 * some.hub_occurrence:.1f} %" for some in statistics),
-        ),
+        (most, *(f"{model.most:,}" for model in models)),
+        (never, *(f"{model.n_never:,}" for model in models)),
+        ("hits that go to hubs (at least twice the mean)", *shares),
         ("hits beyond chance", *(f"{100 * model.beyond_chance:.1f} %" for model in models)),
     )
     if diagnosis.outliers:
@@ -286,8 +258,7 @@ def _hub_table(diagnosis: evaluation.Diagnosis) -> Table:
         "z-score of bias": [_signed(hub.bias_z) for hub in hubs if hub.bias_z is not None],
     }
     shown = {column: values for column, values in cells.items() if values}
-    rows = tuple(zip(*shown.values(), strict=True))
-    return Table(f"The {len(rows)} most retrieved items", tuple(shown), rows)
+    return _of_columns(f"The {len(hubs)} most retrieved items", shown)
 
 
 def tabulate_drift(drift: evaluation.Drift) -> Table:
@@ -327,16 +298,13 @@ def tabulate_calibration(calibration: Calibration) -> Table:
         title = f"Confidence of {found.n_queries:,} queries, {right}"
         bounds = [] if curve.slope <= 0 else [found.threshold(p) for p in (0.3, 0.5, 0.7, 0.8, 0.9)]
     columns = {"min confidence": [f"{bound:.4g}" for bound in bounds]}
+    notes = []
     if curve is not None:
         columns["first hit right"] = [f"{float(found.probability(one)):.0%}" for one in bounds]
+        errors = f"Brier score {curve.brier_score:.3f}, calibration error"
+        notes = [f"{errors} {curve.calibration_error:.3f} on labels held out."]
     columns["queries below"] = [f"{float(found.share_below(one)):.0%}" for one in bounds]
-    notes: tuple[str, ...] = ()
-    if curve is not None:
-        notes = (
-            f"Brier score {curve.brier_score:.3f}, calibration error {curve.calibration_error:.3f} "
-            "on labels held out.",
-        )
-    return Table(title, tuple(columns), tuple(zip(*columns.values(), strict=True)), notes)
+    return _of_columns(title, columns, notes)
 
 
 def tabulate_scan(scan: evaluation.Scan) -> Table:
@@ -358,19 +326,19 @@ def tabulate_scan(scan: evaluation.Scan) -> Table:
 def tabulate_check(check: evaluation.Check) -> Table:
     """Make a row per search: as it is, corrected, and by chance."""
     searches = {"as it is": check, "NNN, automatic": check.automatic, "NNN, tuned": check.tuned}
-    rows: list[tuple[str, ...]] = []
-    for name, one in searches.items():
-        if one is not None:
-            recall = "" if one.recall_at_1 is None else _percent(one.recall_at_1)
-            gain = show_gain(None if isinstance(one, evaluation.Check) else one.gain)
-            beyond = f"{100 * one.hubs.beyond_chance:.0f} %"
-            rows.append((name, recall, gain, f"{one.hubs.most:,}", f"{one.hubs.n_never:,}", beyond))
-    chance = f"{check.hubs.most_by_chance:.0f}", f"{check.hubs.n_never_by_chance:,.0f}"
-    rows.append(("by chance", "", "", *chance, "0 %"))
-    columns: tuple[str, ...] = ("", "R@1", "gain in R@1", "most", "never", "beyond chance")
-    has_truth = check.recall_at_1 is not None
-    if not has_truth:
-        columns, rows = columns[:1] + columns[3:], [row[:1] + row[3:] for row in rows]
+    shown = {name: one for name, one in searches.items() if one is not None}
+    hubs, has_truth = check.hubs, check.recall_at_1 is not None
+    columns = {"": [*shown, "by chance"]}
+    if has_truth:
+        columns["R@1"] = [*(_percent(one.recall_at_1) for one in shown.values()), ""]
+        gains = (show_gain(getattr(one, "gain", None)) for one in shown.values())
+        columns["gain in R@1"] = [*gains, ""]
+    all_hubs = [one.hubs for one in shown.values()]
+    columns |= {
+        "most": [*(f"{one.most:,}" for one in all_hubs), f"{hubs.most_by_chance:.0f}"],
+        "never": [*(f"{one.n_never:,}" for one in all_hubs), f"{hubs.n_never_by_chance:,.0f}"],
+        "beyond chance": [*(f"{100 * one.beyond_chance:.0f} %" for one in all_hubs), "0 %"],
+    }
     title = f"{check.n_queries:,} queries, {check.n_gallery:,} items"
     if check.n_references is not None:
         title += f", {check.n_references:,} references"
@@ -384,7 +352,7 @@ def tabulate_check(check: evaluation.Check) -> Table:
         if has_truth
         else "Items that are asked for more often than others look like hubs here too.",
     )
-    return Table(title, columns, tuple(rows), notes)
+    return _of_columns(title, columns, notes)
 
 
 # --- audits --------------------------------------------------------------------------------------
@@ -430,8 +398,23 @@ def _tabulate_queries(audit: evaluation.Audit) -> Table:
 # --- numbers -------------------------------------------------------------------------------------
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f}"
+def _of_columns(
+    title: str, columns: Mapping[str, Sequence[str]], notes: Sequence[str] = ()
+) -> Table:
+    return Table(title, tuple(columns), tuple(zip(*columns.values(), strict=True)), tuple(notes))
+
+
+def _bank_size(result: evaluation.Comparison | evaluation.Tuning) -> str:
+    return describe_size(result.n_references, result.n_unique, result.references_sampled)
+
+
+def _recalls(result: evaluation.Result | evaluation.Cell) -> tuple[str, ...]:
+    recalls = result.recall_at_1, result.recall_at_5, result.recall_at_10
+    return tuple(map(_percent, recalls))
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f}"
 
 
 def _signed(value: float) -> str:

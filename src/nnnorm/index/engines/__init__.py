@@ -4,7 +4,7 @@ A URL may hold a password: messages show it through `show_url` only.
 """
 
 import importlib
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qs
 
 from nnnorm.errors import NNNormError, show_url
 from nnnorm.index.backend import Backend
@@ -71,16 +71,9 @@ def _check_user(engine: str, address: str, query: str) -> None:
 
 
 def _read_query(scheme: str, query: str) -> dict[str, str]:
-    options: dict[str, str] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        problem = ""
-        if not value:
-            problem = f"has no value; expected {name}=…, or leave it out"
-        elif "\0" in value:
-            problem = "contains a null character"
-        elif name in options:
-            problem = "is given twice; pass it once"
-        if problem:
-            raise NNNormError(f"the option {name!r} of the {scheme} URL {problem}")
-        options[name] = value
-    return options
+    given = parse_qs(query, keep_blank_values=True)
+    for name, values in given.items():
+        if len(values) > 1 or not values[0] or "\0" in values[0]:
+            problem = "is given twice" if len(values) > 1 else "has no value"
+            raise NNNormError(f"the option {name!r} of the {scheme} URL {problem}; expected name=…")
+    return {name: value for name, (value,) in given.items()}

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from nnnorm.errors import require
-from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, whole
+from nnnorm.index.backend import BATCH, FloatArray, GraphOptions, Hits, Ids, Items, Layout, chunks
 from nnnorm.index.server import ServerBackend, ServerOptions, join_fields, split_fields
 
 _MOST = 5000  # items in one request: its SQLite takes about 32,000 values
@@ -21,12 +21,8 @@ _SERVED = "nnnorm_served"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChromaOptions(ServerOptions):
+class ChromaOptions(ServerOptions, GraphOptions):
     """All of a new index; Chroma fixes `ef` there too."""
-
-    links: int = whole(32, at_least=2, at_most=512)
-    ef_construction: int = whole(200)
-    ef: int = whole(128)
 
 
 class ChromaBackend(ServerBackend):
@@ -65,17 +61,14 @@ class ChromaBackend(ServerBackend):
     def _served_name(self) -> str | None:
         if self.collection not in self._list_names():
             return None
-        found: str | None = (self._get(self.collection).metadata or {}).get(_SERVED)
-        return found
+        return str((self._get(self.collection).metadata or {}).get(_SERVED, "")) or None
 
     def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
         found = self._get(name)
         found.modify(metadata={**found.metadata, "nnnorm": json.dumps(config)})
 
-    def _read_config(self, name: str) -> dict[str, Any] | None:
-        found = self._get(name)
-        stored: dict[str, Any] | None = json.loads(found.metadata.get("nnnorm") or "null")
-        return stored
+    def _read_config(self, name: str) -> Any:
+        return json.loads(self._get(name).metadata.get("nnnorm") or "null")
 
     def _delete(self, name: str) -> None:
         self.client.delete_collection(name)
@@ -110,11 +103,8 @@ class ChromaBackend(ServerBackend):
         found = self._get(self._name(version))
         for part in chunks(items, _MOST):
             kept = [split_fields(entry, _is_field) or None for entry in part.metadata]
-            found.add(
-                ids=list(map(str, part.ids.tolist())),
-                embeddings=part.vectors,
-                metadatas=kept if any(kept) else None,
-            )
+            names = list(map(str, part.ids.tolist()))
+            found.add(names, part.vectors, kept if any(kept) else None)
 
     def delete(self, version: str, ids: Ids) -> None:
         found = self._get(self._name(version))
@@ -133,18 +123,13 @@ class ChromaBackend(ServerBackend):
     def count(self, version: str) -> int:
         return int(self._get(self._name(version)).count())
 
-    def search(
-        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
-    ) -> Hits:
+    def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         found = self._get(self._name(version))
         own, rows = self._own(found), []
+        where = json.loads(filter) if isinstance(filter, str) else filter
         for some in chunks(vectors, max(1, self.largest_k // k)):
-            hits = found.query(
-                query_embeddings=some,
-                n_results=k,
-                where=json.loads(filter) if isinstance(filter, str) else filter,
-                include=["distances"],
-            )
+            asked = {"n_results": k, "where": where, "include": ["distances"]}
+            hits = found.query(query_embeddings=some, **asked)
             for ids, distances in zip(hits["ids"], hits["distances"], strict=True):
                 rows.append([(own(i), 1 - d) for i, d in zip(ids, distances, strict=True)])
         return Hits.read(rows)
@@ -152,10 +137,9 @@ class ChromaBackend(ServerBackend):
     def scan(self, version: str | None) -> Iterator[Items]:
         found = self._get(self._name(version))
         own = self._own(found)
+        parts = ["embeddings", "metadatas", "documents"]
         for start in range(0, found.count(), BATCH):
-            rows = found.get(
-                limit=BATCH, offset=start, include=["embeddings", "metadatas", "documents"]
-            )
+            rows = found.get(limit=BATCH, offset=start, include=parts)
             entries = [
                 join_fields(entry) | ({} if text is None else {"chroma_document": text})
                 for entry, text in zip(rows["metadatas"], rows["documents"], strict=True)

@@ -5,13 +5,13 @@ FROM photos ORDER BY score DESC LIMIT 10
 """
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from nnnorm.errors import require
 from nnnorm.files import check_regular
-from nnnorm.index.backend import FloatArray, Kind
+from nnnorm.index.backend import FloatArray, Pairs
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 
 
@@ -20,12 +20,7 @@ class DuckdbBackend(SqlBackend):
 
     engine, options_type = "duckdb", TableOptions
     mode = "column"
-    types: ClassVar[dict[Kind, str]] = {
-        "integer": "BIGINT",
-        "float": "DOUBLE",
-        "boolean": "BOOLEAN",
-        "text": "VARCHAR",
-    }
+    types = "BIGINT", "DOUBLE", "BOOLEAN", "VARCHAR"
 
     def _connect(self) -> Any:
         if self.address:
@@ -47,11 +42,9 @@ class DuckdbBackend(SqlBackend):
         self.run(f"INSERT INTO {self._table(version)} ({listed}) SELECT {listed} FROM nnnorm_new")
         self.client.unregister("nnnorm_new")
 
-    def _select(
-        self, version: str, vector: FloatArray, k: int, where: str, weight: float | None
-    ) -> list[tuple[Any, float]]:
+    def _select(self, version: str, vector: FloatArray, k: int, where: str, weight: float) -> Pairs:
         score = f"array_inner_product(embedding, $1::FLOAT[{len(vector)}])"
-        score += "" if weight is None else f" - {float(weight)!r} * bias"
+        score += f" - {float(weight)!r} * bias" if weight else ""
         return self._execute(
             f"SELECT id, {score} AS nnnorm_score FROM {self._table(version)} {where} "
             f"ORDER BY nnnorm_score DESC LIMIT {k}",

@@ -10,17 +10,14 @@ from typing import Any
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Ids, Layout, Options, whole
+from nnnorm.index.backend import FloatArray, GraphOptions, Ids, Layout, whole
 from nnnorm.index.folder import FolderBackend, Labels, Loaded
 
 
 @dataclass(frozen=True, kw_only=True)
-class HnswlibOptions(Options):
+class HnswlibOptions(GraphOptions):
     """Options of hnswlib; `dim` is that of a file that is copied."""
 
-    links: int = whole(32, at_least=2, at_most=512)
-    ef_construction: int = whole(200)
-    ef: int = whole(128)
     threads: int = whole(0, at_least=0, at_most=1024)
     dim: int = whole(0, at_least=0)
 
@@ -34,11 +31,8 @@ class HnswlibBackend(FolderBackend):
 
     def _create(self, layout: Layout) -> Any:
         index = require("hnswlib", "hnswlib").Index(space="ip", dim=layout.width)
-        index.init_index(
-            max_elements=max(1, layout.n_items),
-            M=self.options.links,
-            ef_construction=self.options.ef_construction,
-        )
+        built = {"M": self.options.links, "ef_construction": self.options.ef_construction}
+        index.init_index(max_elements=max(1, layout.n_items), **built)
         return index
 
     def _load(self, path: Path, width: int) -> Any:
@@ -76,10 +70,7 @@ class HnswlibBackend(FolderBackend):
 
     def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
         if not self.options.dim:
-            raise NNNormError(
-                f"{path} doesn't contain its dimension (hnswlib doesn't keep it); add it, as in "
-                "hnswlib:photos.hnsw?dim=512"
-            )
+            raise NNNormError(f"{path} doesn't have its dimension; add it, as in {path}?dim=512")
         index = self._load(path, self.options.dim)
         ids = np.array(index.get_ids_list(), dtype=np.int64)
         return ids, self._vectors(index, ids)

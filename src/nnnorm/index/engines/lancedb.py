@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nnnorm.errors import NNNormError, require
+from nnnorm.errors import require
 from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, Options, chunks, whole
 from nnnorm.index.server import ServerBackend
 from nnnorm.index.sql import join_columns, split_columns
@@ -93,10 +93,9 @@ class LancedbBackend(ServerBackend):
         stored = {"path": "metadata", "metadata": {"nnnorm": json.dumps(config)}}
         self._table(name).update_field_metadata(stored)
 
-    def _read_config(self, name: str) -> dict[str, Any] | None:
+    def _read_config(self, name: str) -> Any:
         about = self._table(name).schema.field("metadata").metadata or {}
-        found: dict[str, Any] | None = json.loads(about.get(b"nnnorm", b"null"))
-        return found
+        return json.loads(about.get(b"nnnorm", b"null"))
 
     def _delete(self, name: str) -> None:
         self.client.drop_table(name)
@@ -160,9 +159,7 @@ class LancedbBackend(ServerBackend):
     def count(self, version: str) -> int:
         return int(self._table(self._name(version)).count_rows())
 
-    def search(
-        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
-    ) -> Hits:
+    def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         table, rows = self._table(self._name(version)), []
         for vector in vectors:
             asked = table.search(vector, vector_column_name="vector").distance_type("dot")
@@ -180,10 +177,8 @@ class LancedbBackend(ServerBackend):
         table = self._table(self._name(version))
         own, vector = ("id", "vector") if version else (self.options.id, self.options.embedding)
         if missing := {own, vector} - set(table.schema.names):
-            raise NNNormError(
-                f"{self.name} has no column {', '.join(missing)}; name them with id= and "
-                f"embedding=: {', '.join(table.schema.names)}"
-            )
+            has = f"has no column {', '.join(missing)}, but {', '.join(table.schema.names)}"
+            raise self.error(f"{has}; name them with id= and embedding=")
         for batch in table.search().to_batches(batch_size=BATCH):
             rows = batch.to_pylist()
             ids = [row.pop(own) for row in rows]

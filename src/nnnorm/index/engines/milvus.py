@@ -14,7 +14,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, whole
+from nnnorm.index.backend import BATCH, FloatArray, GraphOptions, Hits, Ids, Items, Layout, chunks
 from nnnorm.index.server import ServerBackend, ServerOptions, join_fields, split_fields
 
 _NUMBERS = 4_000_000  # in one request: a server takes 64 MB at most
@@ -26,13 +26,10 @@ _STRONG: dict[str, Any] = {"consistency_level": "Strong"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class MilvusOptions(ServerOptions):
+class MilvusOptions(ServerOptions, GraphOptions):
     """`kind`, `links` and `ef_construction` of a new index; `vector` of one that is copied."""
 
     kind: Literal["flat", "hnsw"] = "flat"
-    links: int = whole(32, at_least=2, at_most=512)
-    ef_construction: int = whole(200)
-    ef: int = whole(128)
     vector: str = ""
 
 
@@ -49,15 +46,10 @@ class MilvusBackend(ServerBackend):
         super().__init__(place, **options)
         self._in_memory: set[str] = set()
         if self.address and not self.is_server and not self.address.endswith(".db"):
-            raise NNNormError(
-                "the place of milvus must be a file that ends in .db, or the address of a server "
-                "(http://localhost:19530)"
-            )
+            raise NNNormError("the place of milvus must be a file that ends in .db, or a server")
         if not re.fullmatch(r"[A-Za-z_]\w*", self.collection, re.ASCII):
-            raise NNNormError(
-                "the option collection of milvus must have letters, digits and underscores; got "
-                f"{self.collection!r:.60}"
-            )
+            expected = "the option collection of milvus must have letters, digits and underscores"
+            raise NNNormError(f"{expected}; got {self.collection!r:.60}")
 
     def configure(self) -> None:
         self.is_exact = self.options.kind == "flat"
@@ -89,10 +81,9 @@ class MilvusBackend(ServerBackend):
         stored = {"nnnorm": json.dumps(config)}
         self.client.alter_collection_properties(name, properties=stored)
 
-    def _read_config(self, name: str) -> dict[str, Any] | None:
+    def _read_config(self, name: str) -> Any:
         about = self.client.describe_collection(name).get("properties") or {}
-        found: dict[str, Any] | None = json.loads(about.get("nnnorm") or "null")
-        return found
+        return json.loads(about.get("nnnorm") or "null")
 
     def _delete(self, name: str) -> None:
         self.client.drop_collection(name)
@@ -130,13 +121,15 @@ class MilvusBackend(ServerBackend):
             self._in_memory.add(name)
         return name
 
+    def _query(self, version: str | None, chosen: str, fields: str = "*", **page: Any) -> Any:
+        name, options = self._loaded(version), {"output_fields": [fields], **_STRONG, **page}
+        return self.client.query(name, filter=chosen, **options)
+
     def add(self, version: str, items: Items) -> None:
         for part in chunks(items, max(1, _NUMBERS // items.vectors.shape[1])):
             rows = [
-                {**split_fields(entry, _is_field), "id": own, "embedding": vector}
-                for own, vector, entry in zip(
-                    part.ids.tolist(), part.vectors.tolist(), part.metadata, strict=True
-                )
+                {**split_fields(entry, _is_field), "id": own, "embedding": vector.tolist()}
+                for own, vector, entry in part
             ]
             self.client.insert(self._name(version), rows)
 
@@ -145,20 +138,14 @@ class MilvusBackend(ServerBackend):
             self.client.delete(self._loaded(version), filter=chosen)
 
     def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
-        name, found = self._loaded(version), []
-        for chosen in _chosen(ids):
-            found += self.client.query(name, filter=chosen, output_fields=["*"], **_STRONG)
+        found = [row for chosen in _chosen(ids) for row in self._query(version, chosen)]
         return {row["id"]: _to_metadata(row, "id", "embedding") for row in found}
 
     def count(self, version: str) -> int:
-        (row,) = self.client.query(
-            self._loaded(version), filter="", output_fields=["count(*)"], **_STRONG
-        )
+        (row,) = self._query(version, "", "count(*)")
         return int(row["count(*)"])
 
-    def search(
-        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
-    ) -> Hits:
+    def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         params = {} if self.is_exact else {"ef": max(self.options.ef, k)}
         rows: list[list[tuple[Any, float]]] = []
         for some in chunks(vectors.tolist(), _QUERIES):
@@ -181,9 +168,8 @@ class MilvusBackend(ServerBackend):
         vectors = [field["name"] for field in fields if field["type"].name == "FLOAT_VECTOR"]
         wanted = self.choose_vector(vectors)
         # Not by pymilvus's iterator, which puts ids into its expressions as they are.
-        page: dict[str, Any] = {"limit": BATCH, "iterator": "True", "output_fields": ["*"]}
         after = ""
-        while rows := self.client.query(name, filter=after, **page, **_STRONG):
+        while rows := self._query(version, after, limit=BATCH, iterator="True"):
             entries = [_to_metadata(row, key, *vectors) for row in rows]
             stored = [row[wanted] for row in rows]
             yield Items.read([row[key] for row in rows], stored, entries)

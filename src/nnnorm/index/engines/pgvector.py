@@ -6,10 +6,10 @@ SELECT id FROM photos ORDER BY (embedding <#> $q) + $alpha * bias LIMIT 10
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from nnnorm.errors import NNNormError, require, show_url
-from nnnorm.index.backend import FloatArray, Kind, whole
+from nnnorm.index.backend import FloatArray, Pairs, whole
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 
 _WIDEST = 1000  # of a search in a graph: a limit of pgvector
@@ -35,21 +35,14 @@ class PgvectorBackend(SqlBackend):
     options: PgvectorOptions
     created_by = ("kind", "links", "ef_construction")
     mark = "%s"
-    types: ClassVar[dict[Kind, str]] = {
-        "integer": "bigint",
-        "float": "double precision",
-        "boolean": "boolean",
-        "text": 'text COLLATE "C"',
-    }
+    types = "bigint", "double precision", "boolean", 'text COLLATE "C"'
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         super().__init__(place, **options)
         table = self.options.table
         if len(table.split(".")[-1].encode()) > _LONGEST or "%" in table or "?" in table:
-            raise NNNormError(
-                f"the option table of pgvector must have at most {_LONGEST} bytes, and no % or ?; "
-                f"got {table!r:.60}"
-            )
+            expected = f"must have at most {_LONGEST} bytes, and no % or ?"
+            raise NNNormError(f"the option table of pgvector {expected}; got {table!r:.60}")
         if self.address.startswith("/"):  # the rest of a URL
             slashes = "" if self.address.startswith("//") else "//"
             self.address = f"postgresql:{slashes}{self.address}"
@@ -60,29 +53,28 @@ class PgvectorBackend(SqlBackend):
 
     def _connect(self) -> Any:
         psycopg = require("psycopg", "pgvector")
-        extra = {"host": self.options.host, "options": self.options.options}
+        names = [name for name in ("host", "options") if getattr(self.options, name)]
+        given = {name: getattr(self.options, name) for name in names}
         try:
-            known = psycopg.conninfo.conninfo_to_dict(self.address)
+            place = psycopg.conninfo.make_conninfo(self.address, **given)
         except (psycopg.Error, ValueError):  # it quotes the address, with its password
             raise NNNormError(
                 f"{show_url(self.address)!r} can't be read as the address of a PostgreSQL server; "
                 "expected //user@host:port/database, with special characters of a password "
                 "percent-encoded (%2F for /)"
             ) from None
-        given = {**known, **{name: value for name, value in extra.items() if value}}
-        return psycopg.connect(**given, autocommit=True, connect_timeout=30)
+        return psycopg.connect(place, autocommit=True, connect_timeout=30)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         with super().writing():
-            self.run("SELECT pg_advisory_lock(hashtext(?))", f"nnnorm {self.options.table}")
+            name = f"nnnorm {self.options.table}"
+            self.run("SELECT pg_advisory_lock(hashtext(?))", name)
             try:
                 yield
             finally:
                 if not self.client.closed and self.client.info.transaction_status != 3:  # in error
-                    self.run(
-                        "SELECT pg_advisory_unlock(hashtext(?))", f"nnnorm {self.options.table}"
-                    )
+                    self.run("SELECT pg_advisory_unlock(hashtext(?))", name)
 
     def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         rows = require("psycopg.rows", "pgvector").tuple_row
@@ -103,11 +95,9 @@ class PgvectorBackend(SqlBackend):
 
     def finish(self, version: str, config: dict[str, Any]) -> None:
         if not self.is_exact:
-            self.run(
-                f"CREATE INDEX ON {self._table(version)} USING hnsw (embedding vector_ip_ops) "
-                f"WITH (m = {self.options.links}, "
-                f"ef_construction = {self.options.ef_construction})"
-            )
+            made = f"m = {self.options.links}, ef_construction = {self.options.ef_construction}"
+            kind = f"hnsw (embedding vector_ip_ops) WITH ({made})"
+            self.run(f"CREATE INDEX ON {self._table(version)} USING {kind}")
         super().finish(version, config)
 
     def _insert(self, version: str, names: list[str], rows: Iterable[list[Any]]) -> None:
@@ -117,11 +107,9 @@ class PgvectorBackend(SqlBackend):
             for own, vector, *others in rows:
                 copy.write_row([own, str(vector.tolist()), *others])
 
-    def _select(
-        self, version: str, vector: FloatArray, k: int, where: str, weight: float | None
-    ) -> list[tuple[Any, float]]:
+    def _select(self, version: str, vector: FloatArray, k: int, where: str, weight: float) -> Pairs:
         distance = "embedding <#> %s::vector"
-        if weight is not None:
+        if weight and self.mode == "column":
             distance = f"({distance}) + {float(weight)!r} * bias"
         statement = (  # the distance is computed once
             f"SELECT id, {distance} AS nnnorm_distance FROM {self._table(version)} "

@@ -1,8 +1,8 @@
 """Qdrant through its client (`pip install 'nnnorm[qdrant]'`): a server, or a folder (local mode).
 
 A server walks a graph; local mode compares every point and is exact, in one process at a time. The
-name of the index is an alias. Other ids than whole numbers from 0 become UUIDs, and are kept in the
-payload.
+name of the index is an alias. Other ids than whole numbers from 0 become UUIDs; the payload has all
+ids as they were given.
 """
 
 import json
@@ -49,12 +49,6 @@ class QdrantBackend(ServerBackend):
     def _models(self) -> Any:
         return require("qdrant_client.models", "qdrant")
 
-    @property
-    def is_local(self) -> bool:
-        """Whether a folder is served in this process."""
-        about = getattr(self.client, "init_options", {})
-        return bool(about.get("path")) or about.get("location") == ":memory:"
-
     def _connect(self) -> Any:
         client = require("qdrant_client", "qdrant").QdrantClient
         if not self.is_server:
@@ -75,10 +69,9 @@ class QdrantBackend(ServerBackend):
     def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
         self.client.update_collection(name, metadata={"nnnorm": config})
 
-    def _read_config(self, name: str) -> dict[str, Any] | None:
+    def _read_config(self, name: str) -> Any:
         about = self.client.get_collection(name).config.metadata
-        found: dict[str, Any] | None = (about or {}).get("nnnorm")
-        return found
+        return (about or {}).get("nnnorm")
 
     def _delete(self, name: str) -> None:
         self.client.delete_collection(name)
@@ -88,14 +81,10 @@ class QdrantBackend(ServerBackend):
         if self.options.quantize == "int8":
             scalar = models.ScalarQuantizationConfig(type="int8", always_ram=True)
             codes = models.ScalarQuantization(scalar=scalar)
-        self.client.create_collection(
-            self._name(version),
-            vectors_config=models.VectorParams(size=layout.width, distance="Dot"),
-            hnsw_config=models.HnswConfigDiff(
-                m=self.options.links, ef_construct=self.options.ef_construction
-            ),
-            quantization_config=codes,
-        )
+        about, built = models.VectorParams(size=layout.width, distance="Dot"), self.options
+        graph = models.HnswConfigDiff(m=built.links, ef_construct=built.ef_construction)
+        options = {"hnsw_config": graph, "quantization_config": codes}
+        self.client.create_collection(self._name(version), vectors_config=about, **options)
 
     def swap(self, version: str) -> None:
         models = self._models
@@ -111,13 +100,10 @@ class QdrantBackend(ServerBackend):
     def add(self, version: str, items: Items) -> None:
         struct = self._models.PointStruct
         for part in chunks(items, max(1, _NUMBERS // items.vectors.shape[1])):
-            points = []
-            for own, vector, entry in zip(
-                part.ids.tolist(), part.vectors.tolist(), part.metadata, strict=True
-            ):
-                point = _point_id(own)
-                payload = entry if point == own else {**entry, _ID: own}
-                points.append(struct(id=point, vector=vector, payload=payload))
+            points = [
+                struct(id=_point_id(own), vector=vector.tolist(), payload={**entry, _ID: own})
+                for own, vector, entry in part
+            ]
             self.client.upsert(self._name(version), points, wait=True)
 
     def upsert(self, version: str, items: Items) -> None:
@@ -135,22 +121,14 @@ class QdrantBackend(ServerBackend):
     def count(self, version: str) -> int:
         return int(self.client.count(self._name(version), exact=True).count)
 
-    def search(
-        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
-    ) -> Hits:
-        models, params = self._models, None
-        if not self.is_local:
-            is_exact = self.options.kind == "flat"
-            params = models.SearchParams(hnsw_ef=max(self.options.ef, k), exact=is_exact)
+    def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
+        models, about = self._models, getattr(self.client, "init_options", {})
+        how = {"hnsw_ef": max(self.options.ef, k), "exact": self.options.kind == "flat"}
+        is_local = about.get("path") or about.get("location") == ":memory:"  # it warns of params
+        params = None if is_local else models.SearchParams(**how)
+        asked = {"filter": self._filter(filter), "params": params, "with_payload": [_ID]}
         requests = [
-            models.QueryRequest(
-                query=vector,
-                limit=k,
-                filter=self._filter(filter),
-                params=params,
-                with_payload=[_ID],
-            )
-            for vector in vectors.tolist()
+            models.QueryRequest(query=vector, limit=k, **asked) for vector in vectors.tolist()
         ]
         answers = self.client.query_batch_points(self._name(version), requests)
         rows = [[(_own_id(hit), hit.score) for hit in answer.points] for answer in answers]
@@ -164,16 +142,17 @@ class QdrantBackend(ServerBackend):
             raise self.wrong_filter(filter) from None
 
     def scan(self, version: str | None) -> Iterator[Items]:
-        offset, is_first = None, True
-        while is_first or offset is not None:
+        offset: Any = None
+        while True:
             points, offset = self.client.scroll(
                 self._name(version), limit=BATCH, offset=offset, with_vectors=True
             )
-            is_first = False
             if points:
                 vectors = [self._vector(one.vector) for one in points]
                 entries = [join_fields(one.payload) for one in points]
                 yield Items.read([_own_id(one) for one in points], vectors, entries)
+            if offset is None:
+                return
 
     def _vector(self, vector: Any) -> Any:
         if not isinstance(vector, dict):

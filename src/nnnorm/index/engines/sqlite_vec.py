@@ -7,13 +7,13 @@ SQLite.
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.files import check_regular
-from nnnorm.index.backend import BATCH, FloatArray, Ids, Kind, Layout
+from nnnorm.index.backend import BATCH, FloatArray, Ids, Layout, Pairs
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 
 
@@ -22,12 +22,7 @@ class SqliteVecBackend(SqlBackend):
 
     engine, options_type = "sqlite-vec", TableOptions
     metric, begin = "cosine", "BEGIN IMMEDIATE"
-    types: ClassVar[dict[Kind, str]] = {
-        "integer": "INTEGER",
-        "float": "REAL",
-        "boolean": "BOOLEAN",
-        "text": "TEXT",
-    }
+    types = "INTEGER", "REAL", "BOOLEAN", "TEXT"
     has_views = False
     largest_k = 4096
 
@@ -92,9 +87,7 @@ class SqliteVecBackend(SqlBackend):
             self.client.executemany(statement, rows)
             super().delete(version, ids)
 
-    def _select(
-        self, version: str, vector: FloatArray, k: int, where: str, weight: float | None
-    ) -> list[tuple[Any, float]]:
+    def _select(self, version: str, vector: FloatArray, k: int, where: str, weight: float) -> Pairs:
         table, blob = self._table(version), np.ascontiguousarray(vector, dtype="<f4").tobytes()
         among = f"AND rowid IN (SELECT key FROM {table} {where})" if where else ""
         statement = (

@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Ids, Layout, Options, whole
+from nnnorm.index.backend import FloatArray, GraphOptions, Ids, Layout, whole
 from nnnorm.index.folder import FolderBackend, Labels, Loaded
 
 
 @dataclass(frozen=True, kw_only=True)
-class UsearchOptions(Options):
+class UsearchOptions(GraphOptions):
     """Options of usearch, whose own names are connectivity and expansions."""
 
-    links: int = whole(32, at_least=2, at_most=512)
     ef_construction: int = whole(128)
-    ef: int = whole(128)
     threads: int = whole(0, at_least=0, at_most=1024)
 
 

@@ -1,0 +1,52 @@
+"""What commands read beyond embeddings: groups, and settings as NAME=VALUE."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from nnnorm.tables import TABLE_SUFFIXES, read_column, read_ids
+
+
+def read_groups(given: Path | None) -> Any:
+    """Read labels as `read_ids` does, or a column of a table: TABLE:COLUMN."""
+    if given is None:
+        return None
+    table, column = split_column(given)
+    is_table = table.suffix in TABLE_SUFFIXES and table.is_file()
+    return read_column(table, column) if is_table else read_ids(given, "groups")
+
+
+def split_column(given: Path) -> tuple[Path, str | None]:
+    """Split TABLE:COLUMN; a path that exists as it is has no column."""
+    table, _, column = str(given).rpartition(":")
+    if given.exists() or not (table and column and Path(table).exists()):
+        return given, None
+    return Path(table), column
+
+
+def read_settings(pairs: Sequence[str] | None, **others: str | None) -> dict[str, Any]:
+    """Read NAME=VALUE pairs, and options of such values: numbers, true and false, or words."""
+    found = {name: _read_value(text) for name, text in others.items() if text is not None}
+    for pair in pairs or ():
+        name, equals, text = pair.partition("=")
+        if not (name and equals and text):
+            raise typer.BadParameter(
+                f"expected NAME=VALUE, such as center=true; got {pair!r}", param_hint="--set"
+            )
+        if name in found:
+            raise typer.BadParameter(f"{name} is given twice", param_hint="--set")
+        found[name] = _read_value(text)
+    return found
+
+
+def _read_value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

@@ -1,0 +1,33 @@
+"""Commands to run next, as a shell takes them, in parts that belong together."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+
+def write_command(name: str, options: Mapping[str, Any]) -> list[str]:
+    """Write a command; what is None is left out, and a list repeats its option."""
+    parts = [f"nnnorm {name}"]
+    for option, given in options.items():
+        flag = option if option.startswith("-") else f"--{option.replace('_', '-')}"
+        for value in given if isinstance(given, list) else [given]:
+            if isinstance(value, bool):
+                parts.append(flag if value else f"--no{flag[1:]}")
+            elif value is not None:
+                text = shlex.quote(str(value))
+                parts.append(f"{flag} {text}" if option else text)
+    return parts
+
+
+def write_fit(
+    files: Mapping[str, Any], method: str, params: Mapping[str, Any], normalize: bool | None
+) -> list[str]:
+    """Write the command that fits a setting; what is automatic is left out."""
+    given = {name: value for name, value in params.items() if value != "auto"}
+    options = {**files, "method": None if method == "nnn" else method}
+    options |= {name: given.pop(name) for name in ("reference_k", "alpha") if name in given}
+    options["set"] = [
+        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in given.items()
+    ]
+    return write_command("fit", {**options, "-o": "bias.safetensors", "normalize": normalize})
