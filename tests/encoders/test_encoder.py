@@ -35,8 +35,6 @@ def test_the_batch_size_changes_nothing(batch_size):
     )
 
 
-
-
 def test_texts_beyond_the_context_are_counted_and_said():
     with pytest.warns(UserWarning, match=r"2 of 3 texts are longer than the 4 tokens that letters"):
         Letters().encode_texts(["aaaaa", "b", "abcabc"])
