@@ -1,4 +1,4 @@
-"""A small image–text search task that ships with the package: real hubs, no download.
+"""A small image–text search task with hubs that ships with the package.
 
 A dual encoder was trained on drawn scenes and their captions (`examples/shapes/build.py` rebuilds
 it). Pictures are stored as embeddings in float16, scenes as ten bytes, captions as text. The text
@@ -110,7 +110,7 @@ class TextTower:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shapes:
-    """Embeddings of pictures of shapes and of captions, in the roles of a search."""
+    """Embeddings of pictures and captions: gallery, queries and past queries."""
 
     gallery: FloatArray
     queries: FloatArray
@@ -157,7 +157,7 @@ class Shapes:
 
 @lru_cache(maxsize=1)
 def load_shapes() -> Shapes:
-    """Load the data set of shapes: embeddings of pictures and captions, with hubs."""
+    """Load the shapes: embeddings of pictures and captions, with hubs."""
     with np.load(_FILE, allow_pickle=False) as stored:
         arrays = dict(stored)
     layers = ("bias", "middle", "middle_bias", "last", "last_bias")

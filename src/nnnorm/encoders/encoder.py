@@ -1,8 +1,8 @@
-"""The base class of all encoders, and `load_encoder`, which picks one by the files of a model.
+"""The base class of all encoders, and `load_encoder`, which detects the type of a model.
 
-A subclass defines only how a batch is embedded; batching, opening files, checks and normalization
-are done here. Threads open and prepare the next batches while the model computes: Pillow, numpy and
-libsndfile release the interpreter, so they use all cores. Rows are in the order of the inputs.
+A subclass only defines how a batch is embedded. This class handles batching, files, checks and
+normalization. Threads open and prepare the next batches while the model computes; Pillow, numpy and
+libsndfile release the GIL, so they use all cores. Rows are in the order of the inputs.
 """
 
 import hashlib
@@ -75,7 +75,7 @@ class Encoder:
     def stream(
         self, modality: Modality, items: Sequence[Any], *, first: int = 0, batch_size: int = 32
     ) -> Generator[tuple[int, FloatArray], None, None]:
-        """Yield the place of every batch, and its unit rows; batches before `first` are skipped."""
+        """Yield the position of every batch and its unit rows, from `first` on."""
         self.check_modality(modality)
         if batch_size < 1:
             raise NNNormError(f"batch_size must be 1 or more; got {batch_size}")
@@ -123,7 +123,7 @@ class Encoder:
                 yield place, list(batch)
 
     def check_modality(self, modality: Modality) -> None:
-        """Raise unless this model supports the modality."""
+        """Raise an error unless this model supports the modality."""
         if modality not in self.modalities:
             raise NNNormError(
                 f"{self.name} encodes {' and '.join(self.modalities)}, not {modality}; "
@@ -162,7 +162,7 @@ class Encoder:
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Raise unless all are strings that are not blank."""
+    """Raise an error unless all texts are non-blank strings."""
     if isinstance(texts, str):
         raise NNNormError("texts must be a list of strings; got one string: put it in a list")
     for place, text in enumerate(texts):
@@ -176,7 +176,7 @@ def check_texts(texts: Sequence[str]) -> None:
 
 
 def unit_rows(rows: npt.NDArray[Any], name: str) -> FloatArray:
-    """Divide rows by their norms, in float64; raise for a row that has no direction."""
+    """Divide rows by their norms, in float64; raise an error for rows of zeros."""
     wide = np.asarray(rows, dtype=np.float64)
     norms = np.linalg.norm(wide, axis=-1, keepdims=True)
     bad = np.flatnonzero(~np.isfinite(norms) | (norms == 0))
@@ -197,7 +197,7 @@ def load_encoder(
     device: str = "auto",
     dtype: Dtype = "float32",
 ) -> Encoder:
-    """Load a model that turns images, texts or sounds into embeddings.
+    """Load a model that embeds images, texts or sounds.
 
     Parameters
     ----------
@@ -289,7 +289,7 @@ def pick_device(device: str) -> str:
 
 
 def check_vocabulary(tokenizer: Any, model: str) -> None:
-    """Raise if a tokenizer has no vocabulary, which transformers accepts if files are missing."""
+    """Raise an error if a tokenizer has no vocabulary, which transformers doesn't check."""
     special = getattr(tokenizer, "all_special_ids", None)  # some tokenizers lack this attribute
     if special is not None and len(tokenizer) <= len(set(special)):
         raise NNNormError(

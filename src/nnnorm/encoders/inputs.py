@@ -1,11 +1,11 @@
 """Images, texts and sounds: listed from any source, checked, and opened.
 
-A folder gives all its images (or sounds), including those of subfolders, sorted by name. A text
+A folder means all its images (or sounds), including those in subfolders, sorted by name. A text
 file has one entry per line; a table (`.csv`, `.tsv`, `.jsonl`, `.parquet`) has a column of entries.
 Paths in a file are relative to the folder of that file. Tar files of webdataset and folders written
 by `save_to_disk` are opened by Hugging Face's `datasets`.
 
-An image of more than `MAX_PIXELS` is rejected by its header, as a decompression bomb. Pixels are
+Images with more than `MAX_PIXELS` are rejected as decompression bombs. Pixels are
 RGB as stored; the EXIF orientation is not applied, as in the original code of the models. Sounds
 are mono float32 at the rate of the model: channels are averaged, other rates are resampled.
 """
@@ -162,7 +162,7 @@ def check_inputs(
     skip: bool = False,
     progress: Progress | None = None,
 ) -> list[Problem]:
-    """Raise if files of images or sounds can't be used, or return them with `skip`.
+    """Raise an error if image or sound files can't be used; with `skip`, return them.
 
     Headers are read, and with `skip` all pixels of images.
     """

@@ -1,4 +1,4 @@
-"""Embeddings on disk: one memory-mapped file, so that long work can be interrupted and resumed.
+"""Embeddings on disk: one memory-mapped file, so encoding can be interrupted and resumed.
 
     OUT/img_emb.partial/    in progress: img_emb_0.npy, about.json, and the number of finished rows
     OUT/img_emb/            complete: img_emb_0.npy, about.json, items.jsonl

@@ -1,8 +1,7 @@
 """sentence-transformers: text models, and CLIP models that also accept images.
 
-A model is a folder with `modules.json`, or a name on the hub. The library's own `encode` is used,
-with the default prompt of the model if it has one; rows are always normalized, also if the model
-has no module for it.
+A model is a folder with `modules.json`, or a name on the hub. This uses the library's own `encode`,
+with the model's default prompt, if any. Rows are always normalized.
 """
 
 from collections.abc import Sequence
