@@ -349,7 +349,7 @@ class Views:
         return items[draw_some(len(items), _N_SHOWN, self.session.seed)]
 
     def verdicts(self, items: Iterable[Any]) -> list[tuple[str, list[str]]]:
-        """Return the verdicts of `scan` with reasons, if it has finished."""
+        """Return the results of `scan` for items, with reasons, if it has finished."""
         found = result_of(self.session.scan) if self.session.scan.done() else None
         if found is None:
             return [(NOT_SCANNED, []) for _ in items]

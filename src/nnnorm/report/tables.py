@@ -245,11 +245,6 @@ def tabulate_diagnosis(diagnosis: evaluation.Diagnosis) -> tuple[Table, Table]:
         f"{diagnosis.n_queries:,} queries"
     )
     columns = ("", "before", "after")[: 1 + len(models)]
-    return Table(title, columns, rows, tuple(notes)), _hub_table(diagnosis)
-
-
-def _hub_table(diagnosis: evaluation.Diagnosis) -> Table:
-    """One row per hub; columns that nothing is known of are left out."""
     hubs = diagnosis.hubs
     wrong = [hub.wrong_share for hub in hubs if hub.wrong_share is not None]
     cells = {
@@ -259,8 +254,9 @@ def _hub_table(diagnosis: evaluation.Diagnosis) -> Table:
         "wrong hits": [f"{100 * share:.0f} %" for share in wrong],
         "z-score of bias": [_signed(hub.bias_z) for hub in hubs if hub.bias_z is not None],
     }
-    shown = {column: values for column, values in cells.items() if values}
-    return _of_columns(f"The {len(hubs)} most retrieved items", shown)
+    known = {column: values for column, values in cells.items() if values}
+    listed_hubs = _of_columns(f"The {len(hubs)} most retrieved items", known)
+    return Table(title, columns, rows, tuple(notes)), listed_hubs
 
 
 def tabulate_drift(drift: evaluation.Drift) -> Table:
