@@ -45,19 +45,19 @@ from real_sets import (
 )
 
 import nnnorm
-from nnnorm import approximate
-from nnnorm.approximate import (
+from nnnorm import solvers
+from nnnorm.embeddings import Embeddings
+from nnnorm.evaluation.metrics import open_truth
+from nnnorm.evaluation.sweep import sweep_hits
+from nnnorm.report import plots
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, top_means
+from nnnorm.solvers import (
     InvertedLists,
     ListModel,
     choose_quality,
     learn_lists,
     sample_means,
 )
-from nnnorm.embeddings import Embeddings
-from nnnorm.evaluation.metrics import open_truth
-from nnnorm.evaluation.sweep import sweep_hits
-from nnnorm.report import plots
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, top_means
 
 OUTPUT = RESULTS / "approximate.json"
 PLOT = ROOT / "docs" / "images" / "approximate.png"
@@ -239,8 +239,8 @@ def learned(problem: Problem, values: Floats, features: Floats, rng: np.random.G
     scores = Products(problem.gallery, problem.references).some_rows(teachers)
     exact = top_means(scores, K)
     missed = exact - values[teachers]
-    weights, _ = approximate._learn_missed(features[teachers], missed, rng)
-    values = values + approximate._predict(weights, features).astype(np.float32)
+    weights, _ = solvers._learn_missed(features[teachers], missed, rng)
+    values = values + solvers._predict(weights, features).astype(np.float32)
     values[teachers] = exact
     return values
 
@@ -279,14 +279,14 @@ def learn(products: Products, quality: int, seed: int) -> ListModel | None:
 def make_lists(
     problem: Problem, references: Embeddings, quality: int, rng: np.random.Generator
 ) -> Any:
-    n_lists = approximate._count_lists(len(problem.gallery), len(references), quality)
+    n_lists = solvers._count_lists(len(problem.gallery), len(references), quality)
     return InvertedLists(references, n_lists, rng, DEFAULT_MEMORY_BUDGET)
 
 
 def by_bare_lists(problem: Problem, bank: Any, quality: int) -> Floats:
     """The same without the regression: the mean of what was found."""
-    found = look(problem, bank, K, quality)
-    return with_exact(problem, found.means, np.flatnonzero(found.n_candidates < K))
+    means, _, n_candidates = look(problem, bank, K, quality)
+    return with_exact(problem, means, np.flatnonzero(n_candidates < K))
 
 
 def by_half(problem: Problem, quality: int, seed: int) -> Floats:
@@ -295,14 +295,15 @@ def by_half(problem: Problem, quality: int, seed: int) -> Floats:
     references = problem.references
     some = np.sort(rng.permutation(len(references))[: len(references) // 2])
     half = nnnorm.open_embeddings(references.take(some))
-    found = look(problem, make_lists(problem, half, quality, rng), K // 2, quality)
-    values = learned(problem, found.means, found.features, rng)
-    return with_exact(problem, values, np.flatnonzero(found.n_candidates < K // 2))
+    lists = make_lists(problem, half, quality, rng)
+    means, features, n_candidates = look(problem, lists, K // 2, quality)
+    values = learned(problem, means, features, rng)
+    return with_exact(problem, values, np.flatnonzero(n_candidates < K // 2))
 
 
 def look(problem: Problem, bank: Any, k: int, quality: int) -> Any:
     budget = DEFAULT_MEMORY_BUDGET
-    return approximate._probe(problem.gallery, bank, k, quality, budget, None)
+    return solvers._probe(problem.gallery, bank, k, quality, budget, None)
 
 
 # --- the measurement ---------------------------------------------------------------------------
@@ -364,8 +365,8 @@ def measure_flickr8k(data: Path, n_seeds: int) -> list[dict[str, Any]]:
         )
         products = Products(gallery, references)
         exact = top_means(products, K)
-        smallest = 0 if is_forced else approximate._SMALLEST_BANK
-        with mock.patch.object(approximate, "_SMALLEST_BANK", smallest):
+        smallest = 0 if is_forced else solvers._SMALLEST_BANK
+        with mock.patch.object(solvers, "_SMALLEST_BANK", smallest):
             quality = choose_quality(len(gallery))
             models = [learn(products, quality, seed) for seed in range(n_seeds)]
         estimates = [exact if model is None else model.means(products)[0] for model in models]

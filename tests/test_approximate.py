@@ -5,13 +5,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from nnnorm import approximate, open_embeddings
-from nnnorm.approximate import (
-    choose_quality,
-    learn_lists,
-    sample_means,
-)
+from nnnorm import open_embeddings, solvers
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, top_means
+from nnnorm.solvers import choose_quality, learn_lists, sample_means
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +104,7 @@ def test_there_is_no_model_where_lists_would_save_nothing(n_items, n_references,
 @pytest.fixture
 def short_lists(monkeypatch):
     """Lists of 47 on average for a bank of 9,000."""
-    monkeypatch.setattr(approximate, "_count_lists", lambda *_: 190)
+    monkeypatch.setattr(solvers, "_count_lists", lambda *_: 190)
 
 
 def test_there_is_no_model_where_most_lists_are_too_short_for_k(short_lists):

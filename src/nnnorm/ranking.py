@@ -1,4 +1,4 @@
-"""`search` and its `Ranking`: queries × gallery, streamed, less the bias, exactly.
+"""`search` and its `Ranking`: exact corrected search in blocks.
 
 Gates (QBNorm, DualDIS) are decided here, per query, on the raw scores.
 """
@@ -26,14 +26,14 @@ from nnnorm.embeddings import (
     open_embeddings,
 )
 from nnnorm.errors import NNNormError, check_count, check_number, check_type, warn
-from nnnorm.files import Progress, unreadable, write_whole
+from nnnorm.files import Progress, check_file, reading, write_whole
 from nnnorm.methods import published_product
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, TopK, fill_rows, top_k
 from nnnorm.tables import check_ids
 
 # The ratio of the middle norms of queries and references from which on a search warns.
 _SCALES_APART = 2
-# Confidence is the best score less this share of the mean of so many best scores. From
+# Confidence is the best score minus this share of the mean of this many best scores. From
 # 0.75 to 0.9 the mean AUROC of 11 sets hardly differs; CLIP prefers the lower end.
 N_COMPARED = 10
 _MEAN_SHARE = 0.8
@@ -102,7 +102,7 @@ class Ranking:
         >>> Ranking.load(path).indices.tolist()
         [[0], [1]]
         """
-        if Path(path).suffix != ".npz":  # what the name says is what is in the file
+        if Path(path).suffix != ".npz":  # the suffix must match the content
             raise NNNormError(f"a ranking is saved as .npz; got {path}: choose another suffix")
         arrays = {name: array for name, array in vars(self).items() if array is not None}
         write_whole(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
@@ -117,9 +117,8 @@ class Ranking:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no ranking file nowhere.npz; ...
         """
-        if not os.path.isfile(path):
-            raise NNNormError(f"there is no ranking file {path}; make one with: nnnorm search -o")
-        try:
+        check_file(path, "ranking file", "make one with: nnnorm search -o")
+        with reading(path, "a ranking"):
             arrays = read_npz(path)
             names = [name for name in cls.__dataclass_fields__ if name in arrays]
             found = cls(**{name: arrays[name] for name in names})
@@ -129,10 +128,6 @@ class Ranking:
                 if array is not None and (array.shape != expected or len(shape) != 2):
                     raise ValueError(f"{name} {array.shape} and indices {shape}")
             return found
-        except NNNormError:
-            raise
-        except Exception as error:  # numpy, zipfile and zlib each raise their own kind here
-            raise unreadable(path, "a ranking", error) from error
 
 
 def search(
@@ -343,7 +338,7 @@ def _correct(raw: FloatArray, bias: Bias, weight: float) -> FloatArray:
 
 
 def warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None:
-    """Warn if the bias is on another scale than the scores of these queries."""
+    """Warn if the bias has another scale than the scores of these queries."""
     if bias is None or bias.reference_norms is None or weight == 0 or not bias.values.any():
         return
     (low, high), (least, most) = sorted([bias.reference_norms, queries.norm_range])
@@ -393,7 +388,7 @@ def _open(
 
 
 class Reranked(NamedTuple):
-    """What `rerank` returns."""
+    """The result of `rerank`."""
 
     ids: npt.NDArray[Any]
     scores: FloatArray

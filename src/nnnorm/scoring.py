@@ -1,4 +1,4 @@
-"""Scores in blocks, and reductions over a score matrix that is never held whole.
+"""Scores in blocks, and reductions over a score matrix that is never in memory as a whole.
 
                       columns (references, or the gallery in a search)
                     ┌─────────┬─────────┬─────────┐
@@ -107,7 +107,7 @@ class Products:
 
 
 class Matrix:
-    """Ready scores less an offset per column, from any scorer: shape ``(n_rows, n_columns)``."""
+    """Existing scores minus an offset per column, shape ``(n_rows, n_columns)``."""
 
     column_bytes = 0
 
@@ -294,7 +294,7 @@ class KeepBest:
 
     def __init__(self, n_rows: int, k: int) -> None:
         self._values = np.full((n_rows, k), -np.inf, dtype=np.float32)
-        # Places that are not filled yet stand behind all columns.
+        # Empty places are after all columns.
         self._columns = np.full((n_rows, k), np.iinfo(np.int64).max)
 
     def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
@@ -510,7 +510,7 @@ def _blas() -> Any:
 
 
 def _reset() -> None:
-    """Reset a forked child, which inherits limits without owners."""
+    """Reset a forked child process, which inherits limits that nobody releases."""
     _Limit.lock, _Limit.holders = threading.Lock(), 0
 
 

@@ -188,13 +188,12 @@ def transport_biases(
     taus: Sequence[float],
     iterations: int,
     *,
-    n_wanted: int | None = None,
+    n_wanted: int,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Doubles:
     """``−τ·log u`` of every row, up to a constant that puts it on the scale of a score."""
     n_rows, n_columns = scores.shape
-    n_wanted = n_rows if n_wanted is None else n_wanted
     scales = [1 / tau for tau in taus]
     strips = _Strips(scores, memory_budget)
     done = Done(progress, (iterations - 1) * n_rows + n_wanted)

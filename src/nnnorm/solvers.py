@@ -3,42 +3,55 @@
     solver        m_k is    computed by
     exact         exact     numpy: the whole product, block by block
     torch         exact     torch on the processor; "cuda" and "mps" on those devices
-    approximate   close     inverted lists and a regression (`approximate.py`)
+    approximate   close     inverted lists and a regression
     auto          exact if that takes less than about 30 seconds, otherwise approximate if its
                   measured error is at most 0.15, otherwise exact with a warning
 
-`auto` computes the exact means of a sample of items first and extrapolates their processor time, so
-the decision holds on any machine and doesn't depend on what else it is doing. The parameters of a
-bias say which solver ran; of approximate means also the quality and the error, which is measured on
-the sample, with a margin (`approximate.py`).
+`auto` first computes the exact means of a sample of items and extrapolates their processor time, so
+the decision doesn't depend on the machine or its load. The parameters of a bias have the solver
+that ran and, for approximate means, the quality and the error.
+
+Approximate means: the references are clustered into inverted lists. Each item probes the lists
+whose centroids score best, and all items that probe a list are scored in one matrix product. The
+number of lists grows with the square root of the number of references. If there are fewer
+references than items, four times as many take twice the time; otherwise, assigning references to
+lists takes most of the time.
+
+References in other lists are missed, more so for some items than for others. The exact m_k of a few
+hundred items is therefore computed as well. A ridge regression predicts from them what is missed,
+given what was found (means over ranks 1, 2, 3–4, …) and the mean and standard deviation of the
+item's scores with all centroids. Cross-validation on the same items measures the error that
+remains: its standard deviation relative to that of m_k. A few items have large errors, and a sample
+may miss them, so three standard errors are added to the mean squared error.
 """
 
+import itertools
 import math
+import threading
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from nnnorm.approximate import (
-    ListModel,
-    choose_quality,
-    count_list_scores,
-    is_worth_lists,
-    learn_lists,
-    sample_means,
-)
-from nnnorm.embeddings import FloatArray
+from nnnorm.embeddings import Embeddings, FloatArray, IntArray
 from nnnorm.errors import NNNormError, check_count, require, warn
 from nnnorm.files import Progress
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
+    Done,
     Products,
     Sample,
     Scores,
+    count_threads,
     processor_time,
+    strips_in_order,
+    top_k,
     top_means,
 )
 
+Weights: TypeAlias = npt.NDArray[np.float64]
 Solver = Literal["auto", "exact", "torch", "cuda", "mps", "approximate"]
 SOLVER_NAMES: tuple[str, ...] = get_args(Solver)
 # A sample of items with known means is left out of exact work if it is this share of the gallery.
@@ -50,10 +63,17 @@ _LARGEST_ERROR, _LARGEST_TIME = 0.15, 0.5
 # Time of a score of inverted lists relative to one of the whole product: 1.6 to 2.5 in
 # benchmarks/million.py and benchmarks/approximate.py.
 _LIST_SCORE = 2.0
+# Items with exact means to train on; chosen on the sets of benchmarks/approximate.py.
+_N_TRAINING = 512
+_SMALLEST_BANK = 8192
+_RIDGE = 1e-3
+_MARGIN = 3.0
+# Items whose scores with all centroids stay in the cache.
+_PIECE = 1024
 
 
 def check_solver(solver: str, quality: int | None) -> None:
-    """Raise `NNNormError` for an unknown solver, or a quality that the solver does not have."""
+    """Raise an error for an unknown solver, or a quality that the solver doesn't have."""
     if solver not in SOLVER_NAMES:
         raise NNNormError(f"solver must be one of {', '.join(SOLVER_NAMES)}; got {solver!r}")
     if quality is not None and solver != "approximate":
@@ -99,7 +119,9 @@ def compute_means(
     return means, {"solver": "exact"}
 
 
-def _choose_model(scores: Products, k: int, sample: Sample, memory_budget: int) -> ListModel | None:
+def _choose_model(
+    scores: Products, k: int, sample: Sample, memory_budget: int
+) -> "ListModel | None":
     """Find the least quality with a small error that saves time, if exact means are slow."""
     seconds = sample.seconds * scores.shape[0] / len(sample.rows)
     if seconds <= _LONG:
@@ -173,3 +195,307 @@ def _torch_means(
                     progress(start * n_references + (stop - start) * last, n_items * n_references)
             means[start:stop] = best.cpu().numpy().mean(axis=1, dtype=np.float64)
     return means
+
+
+# --- approximate: a sample, and what to expect --------------------------------------------------
+
+
+def sample_means(
+    scores: Scores,
+    k: int,
+    *,
+    seed: int = 0,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    clock: Callable[[], float] = processor_time,
+) -> Sample:
+    """Compute the exact means of up to 512 random items, at most a quarter of a small gallery."""
+    n_items = scores.shape[0]
+    n_sampled = min(_N_TRAINING, -(-n_items // 4))
+    rows = np.sort(np.random.default_rng(seed).permutation(n_items)[:n_sampled])
+    started = clock()
+    exact = top_means(scores.some_rows(rows), k, memory_budget=memory_budget)
+    return Sample(rows, exact, clock() - started)
+
+
+def choose_quality(n_gallery: int) -> int:
+    """Choose how many inverted lists to probe: 32 for up to 100,000 items, 8 for more."""
+    return 32 if n_gallery <= 100_000 else 8
+
+
+def count_list_scores(n_gallery: int, n_references: int, quality: int) -> tuple[int, int]:
+    """Count the scores of learning lists and regression, and those of probing all items."""
+    n_lists = _count_lists(n_gallery, n_references, quality)
+    learning = n_references * (n_lists + _N_TRAINING)
+    return learning, n_gallery * (n_lists + quality * n_references // n_lists)
+
+
+def is_worth_lists(n_gallery: int, n_references: int, k: int, quality: int) -> bool:
+    """Whether lists save scores and have enough candidates for k."""
+    n_lists = _count_lists(n_gallery, n_references, quality)
+    is_small = n_references < max(_SMALLEST_BANK, 8 * k) or n_gallery < 32
+    too_few_candidates = 2 * quality * n_references < k * n_lists
+    return not (is_small or too_few_candidates or 4 * quality > n_lists)
+
+
+def _count_lists(n_gallery: int, n_references: int, quality: int) -> int:
+    """Choose the number of lists L that minimizes the scores of assigning and probing."""
+    least = (quality * n_references * n_gallery / (n_references + n_gallery)) ** 0.5
+    return round(min(least, 4 * n_references**0.5))
+
+
+# --- approximate: the model ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ListModel:
+    """Inverted lists of a bank, and the regression that corrects what they miss."""
+
+    lists: "InvertedLists"
+    k: int
+    quality: int
+    weights: Weights
+    sample: Sample
+    error: float
+
+    def means(
+        self,
+        products: Products,
+        *,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        """Estimate m_k of the training gallery; also return quality and error."""
+        values, features, n_candidates = _probe(
+            products.rows, self.lists, self.k, self.quality, memory_budget, progress
+        )
+        values += _predict(self.weights, features).astype(np.float32)
+        # Items with fewer than k candidates are computed exactly.
+        short = np.flatnonzero(n_candidates < self.k)
+        if len(short):
+            some = products.some_rows(short)
+            values[short] = top_means(some, self.k, memory_budget=memory_budget)
+        values[self.sample.rows] = self.sample.exact
+        return values, {"solver": "approximate", "quality": self.quality, "error": self.error}
+
+
+def learn_lists(
+    products: Products,
+    k: int,
+    quality: int,
+    sample: Sample,
+    *,
+    seed: int = 0,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+) -> ListModel | None:
+    """Learn lists and regression from a bank and a sample of the gallery."""
+    n_gallery, n_references = products.shape
+    if not is_worth_lists(n_gallery, n_references, k, quality):
+        return None
+    rng = np.random.default_rng(seed)
+    n_lists = _count_lists(n_gallery, n_references, quality)
+    lists = InvertedLists(products.columns, n_lists, rng, memory_budget)
+    items = products.rows.subset(sample.rows)
+    means, features, n_candidates = _probe(items, lists, k, quality, memory_budget)
+    complete = n_candidates >= k
+    if complete.sum() < len(sample.rows) / 2:
+        return None
+    weights, error = _learn_missed(features[complete], (sample.exact - means)[complete], rng)
+    spread = float(sample.exact.std())
+    return ListModel(lists, k, quality, weights, sample, error / spread if spread else 0.0)
+
+
+# --- approximate: inverted lists ----------------------------------------------------------------
+
+
+class InvertedLists:
+    """References clustered into lists, none more than twice as long as the average."""
+
+    def __init__(
+        self, references: Embeddings, n_lists: int, rng: np.random.Generator, memory_budget: int
+    ) -> None:
+        n = len(references)
+        sample = references.take(np.sort(rng.choice(n, min(n, 16 * n_lists), replace=False)))
+        nearest = _nearest(references, _cluster(sample, n_lists, rng, memory_budget), memory_budget)
+        self.order = np.argsort(nearest, kind="stable")
+        longest = -(-2 * n // n_lists)
+        starts = np.searchsorted(nearest[self.order], np.arange(n_lists + 1))
+        self.edges = [
+            (first, min(first + longest, last))
+            for start, last in itertools.pairwise(map(int, starts))
+            for first in range(start, last, longest)
+        ]
+        self.sizes = np.array([last - first for first, last in self.edges])
+        self.longest = int(self.sizes.max())
+        n_bytes = 4 * n * references.dim
+        fits = n_bytes <= memory_budget // 2
+        self._references = None if fits else references
+        self._sorted = references.take(self.order) if fits else np.empty((0, 0), np.float32)
+        self.held_bytes = n_bytes if fits else 0
+        self.centroids = np.stack([self.rows(number).mean(axis=0) for number in range(len(self))])
+
+    def __len__(self) -> int:
+        return len(self.edges)
+
+    def rows(self, number: int) -> FloatArray:
+        """Return the references of a list, shape (n, dim)."""
+        first, last = self.edges[number]
+        if self._references is not None:
+            return self._references.take(self.order[first:last])
+        return self._sorted[first:last]
+
+
+def _cluster(
+    sample: FloatArray, n_lists: int, rng: np.random.Generator, memory_budget: int
+) -> FloatArray:
+    """Run five rounds of k-means, which is enough for lists."""
+    centroids = sample[rng.choice(len(sample), n_lists, replace=False)]
+    rows = Embeddings([sample], "references")
+    for _ in range(5):
+        nearest = _nearest(rows, centroids, memory_budget)
+        order = np.argsort(nearest, kind="stable")
+        counts = np.bincount(nearest, minlength=n_lists)
+        used = np.flatnonzero(counts)
+        starts = (np.cumsum(counts) - counts)[used]
+        centroids = centroids.copy()
+        centroids[used] = np.add.reduceat(sample[order], starts, axis=0) / counts[used, None]
+    return centroids
+
+
+def _nearest(rows: Embeddings, centroids: FloatArray, memory_budget: int) -> IntArray:
+    """Find the centroid at the least distance from every row."""
+    offset = (centroids**2).sum(axis=1) / 2
+    products = Products(rows, Embeddings([centroids], "centroids"), offset=offset)
+    return top_k(products, 1, memory_budget=memory_budget).indices[:, 0]
+
+
+def best_lists(scores: FloatArray, n_probes: int) -> IntArray:
+    """Find the lists with the best scores, unordered: ``(n_items, n_probes)``."""
+    n_items, n_lists = scores.shape
+    cut = n_lists - n_probes
+    least = np.partition(scores, cut, axis=1)[:, cut, None]
+    found = np.flatnonzero(scores >= least)  # several times faster than argpartition
+    if len(found) > n_items * n_probes:  # ties
+        return np.argpartition(scores, cut, axis=1)[:, cut:]
+    return (found % n_lists).reshape(n_items, n_probes)
+
+
+def _probe(
+    gallery: Embeddings,
+    bank: InvertedLists,
+    k: int,
+    n_probes: int,
+    memory_budget: int,
+    progress: Progress | None = None,
+) -> tuple[FloatArray, FloatArray, IntArray]:
+    """Per item: mean of the k best scores found, features, and number of candidates."""
+    n_gallery, dim = gallery.shape
+    n_probes = min(n_probes, len(bank))
+    ranks = _rank_edges(k)
+    features = np.empty((n_gallery, len(ranks) + 2), dtype=np.float32)
+    means = np.empty(n_gallery, dtype=np.float32)
+    n_candidates = np.empty(n_gallery, dtype=np.int64)
+    shares = (bank.sizes / bank.sizes.sum()).astype(np.float32)
+    n_workers = count_threads()
+    # Per item: its row as read and widened, and its scores with the lists it probes.
+    per_item = 4 * (4 * dim + n_probes * bank.longest)
+    left = memory_budget * 3 // 4 - bank.held_bytes
+    n_strip = max(64, min(8192, left // (n_workers * per_item), -(-n_gallery // n_workers)))
+    stop, done, own = threading.Event(), Done(progress, n_gallery), threading.local()
+
+    def choose_lists(items: FloatArray, start: int) -> IntArray:
+        """Choose every item's lists; mean and deviation over all centroids are features."""
+        by_centroid = items @ bank.centroids.T
+        lists = best_lists(by_centroid, n_probes)
+        here = slice(start, start + len(items))
+        n_candidates[here] = bank.sizes[lists].sum(axis=1)
+        mean = by_centroid @ shares
+        np.square(by_centroid, out=by_centroid)
+        features[here, -2] = mean
+        features[here, -1] = np.sqrt(np.maximum(by_centroid @ shares - mean**2, 0))
+        return lists
+
+    def probe(start: int, end: int) -> None:
+        items = gallery.rows(start, end)
+        pieces = range(0, len(items), _PIECE)
+        lists = np.concatenate(
+            [choose_lists(items[first : first + _PIECE], start + first) for first in pieces]
+        ).ravel()
+        if not hasattr(own, "scores"):  # once, not per strip
+            own.scores = np.empty((n_strip, n_probes, bank.longest), dtype=np.float32)
+        best = _score_lists(items, lists, bank, k, own.scores[: len(items)], stop)
+        means[start:end] = best.mean(axis=1, dtype=np.float64)
+        for column, (first, last) in enumerate(ranks):
+            features[start:end, column] = best[:, first:last].mean(axis=1)
+        done.add(end - start)
+
+    for _ in strips_in_order(probe, n_gallery, n_strip, stop):
+        pass
+    return means, features, n_candidates
+
+
+def _score_lists(
+    items: FloatArray,
+    lists: IntArray,
+    bank: InvertedLists,
+    k: int,
+    scores: FloatArray,
+    stop: threading.Event,
+) -> FloatArray:
+    """The k best scores of every item with the lists it probes, best first; 0 if there are none."""
+    # Negated, with empty slots at +inf: partitioning is many times slower with -inf.
+    scores.fill(np.inf)
+    negated = -items
+    rows, slots = np.divmod(np.arange(len(lists)), scores.shape[1])
+    by_list = np.argsort(lists, kind="stable")
+    edges = np.searchsorted(lists[by_list], np.arange(len(bank) + 1))
+    for number in range(len(bank)):
+        probing = by_list[edges[number] : edges[number + 1]]
+        if len(probing) == 0 or stop.is_set():
+            continue
+        block = negated[rows[probing]] @ bank.rows(number).T
+        scores[rows[probing], slots[probing], : block.shape[1]] = block
+    best = scores.reshape(len(items), -1)
+    best.partition(k - 1, axis=1)
+    best = -np.sort(best[:, :k], axis=1)
+    return np.where(np.isfinite(best), best, np.float32(0))  # those are computed exactly later
+
+
+# --- approximate: the regression ----------------------------------------------------------------
+
+
+def _rank_edges(k: int) -> list[tuple[int, int]]:
+    """Split ranks into 1, 2, 3–4, 5–8, … up to k."""
+    edges = [0, *(2**power for power in range(k.bit_length()) if 2**power < k), k]
+    return list(itertools.pairwise(edges))
+
+
+def _learn_missed(
+    features: FloatArray, missed: FloatArray, rng: np.random.Generator
+) -> tuple[Weights, float]:
+    """Learn to predict what an item's mean misses; also return the error, cross-validated."""
+    known = features.astype(np.float64)
+    folds = rng.permutation(len(known)) % 8
+    errors = np.empty(len(known))
+    for fold in range(8):
+        held_out = folds == fold
+        weights = _fit_ridge(known[~held_out], missed[~held_out])
+        errors[held_out] = missed[held_out] - _predict(weights, known[held_out])
+    squares = (errors - errors.mean()) ** 2
+    highest = squares.mean() + _MARGIN * squares.std() / len(squares) ** 0.5
+    return _fit_ridge(known, missed), float(highest) ** 0.5
+
+
+def _predict(weights: Weights, features: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    return np.asarray(features @ weights[:-1] + weights[-1])
+
+
+def _fit_ridge(features: npt.NDArray[np.float64], target: npt.NDArray[Any]) -> Weights:
+    """Fit a ridge regression that ignores constant features: slopes, then the intercept."""
+    center, scale = features.mean(axis=0), features.std(axis=0)
+    scale = np.where(scale > 1e-9 * (1 + np.abs(center)), scale, np.inf)
+    standardized = (features - center) / scale
+    gram = standardized.T @ standardized
+    gram += _RIDGE * len(standardized) * np.eye(standardized.shape[1])
+    mean = float(target.mean())
+    slopes = np.linalg.solve(gram, standardized.T @ (target - mean)) / scale
+    return np.append(slopes, mean - center @ slopes)

@@ -1,3 +1,3 @@
-"""The version, where the build and every saved file find it."""
+"""The version, for the build and for saved files."""
 
 __version__ = "1.0.0rc1"

@@ -1,4 +1,4 @@
-"""Measuring what a correction does: recall, hubs, tuning, comparisons, audits.
+"""Measure the effect of a correction: recall, hubs, tuning, comparisons, audits.
 
 metrics      the right items of every query and their ranks: R@K, MRR, nDCG
 hubness      how often items are retrieved, hubs, a null model; `diagnose`

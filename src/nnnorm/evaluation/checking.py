@@ -1,10 +1,10 @@
 """`check`: are there hubs, will a correction help, which one, and what to do next.
 
-What every other function measures by itself, put together. Hubs are compared with a null model
-(`hubness`). Without labels the past queries say what to expect: whether their halves agree
-(reliability), whether they are like the queries (z), and what becomes of the hubs. With labels the
-gain is measured on all queries: NNN's automatic rule uses no labels, and a tuned setting is
-cross-fitted. The gains are those of `evaluate`, `tune` and `compare` to the last digit.
+`check` combines other functions. Hubs are compared with a null model (`hubness`). Without labels,
+the expected effect follows from the past queries: whether their halves agree (reliability), whether
+they resemble the queries (z), and how the hubs change. With labels, the gain is measured on all
+queries. Automatic settings use no labels, and tuned settings are cross-fitted. The gains equal
+those of `evaluate`, `tune` and `compare`.
 """
 
 import math
@@ -58,44 +58,44 @@ _EXPECTATIONS = {
     "little": "little to expect",
     "unclear": "not clear that it helps",
 }
-# Halves of a bank that agree less than this say more about themselves than about the items.
+# If halves of a bank agree less than this, their biases are mostly noise.
 _LEAST_RELIABLE = 0.5
-# All of six changes for the better are the fewest that a sign test takes for more than chance.
+# Six changes, all for the better, are the fewest that pass a sign test.
 _FEWEST_CHANGED = 6
 # If none of so many change, fewer than one in a hundred do (95 %).
 _FEWEST_LABELS = 300
-# A correction that gives fewer queries another first item changes nothing that matters.
+# If a correction gives fewer queries another top-1 item, its effect doesn't matter.
 _LEAST_MOVED = 0.005
-# Past queries whose first items are looked at, and standard errors that are more than noise.
+# Past queries whose top-1 items are counted, and standard errors that aren't noise.
 _MOST_PAST, _FAR = 4096, 3.0
-# If the queries ask for nearly all items, so do the past queries.
+# If queries ask for nearly all items, past queries do too.
 _NEARLY_ALL = 0.9
-# Points of R@1 that an interval must be able to tell from 0 to be of use.
+# Points of R@1 that an interval must distinguish from 0 to be useful.
 _WORTH_SEEING = 0.01
 
 
 @dataclass(frozen=True)
 class Measured(Record):
-    """One correction on the queries, compared with none; gains need labels."""
+    """The effect of one correction on the queries; gains need labels."""
 
     method: MethodName
     params: dict[str, Any]  # empty if no correction was chosen
     hubs: Hubs
-    moved: float  # share of queries that get another first item
+    moved: float  # share of queries with another top-1 item
     recall_at_1: float | None = None
     gain: Interval | None = None
     n_changed: int | None = None  # right items whose queries are answered better or worse
 
     @property
     def is_sure(self) -> bool:
-        """Whether the gain is not 0, and more than a handful of right items show it."""
+        """Whether the interval excludes 0, and enough right items show the gain."""
         is_many = (self.n_changed or 0) >= _FEWEST_CHANGED
         return self.gain is not None and is_many and not self.gain.includes_zero
 
 
 @dataclass(frozen=True)
 class Mixed(Measured):
-    """Two clusters of items that nobody labeled, and a correction with them as groups."""
+    """Two clusters of unlabeled items, and a correction with them as groups."""
 
     sizes: tuple[int, int] = (0, 0)
     items: tuple[int, int] = (0, 0)  # one of each
@@ -105,7 +105,7 @@ class Mixed(Measured):
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Record):
-    """A verdict, what it rests on, and what to do next; printed, it is a report."""
+    """The verdict of `check`, with its figures and the next steps; `print` shows a report."""
 
     verdict: Verdict
     hubs: Hubs  # of the search as it is
@@ -136,7 +136,7 @@ class Check(Record):
 
     @property
     def is_mismatched(self) -> bool:
-        """Whether the past queries are of another source, and no label shows that they help."""
+        """Whether the past queries come from another source, and no labels show that they help."""
         return self.verdict == "try" and (self.z or 0) > MISMATCH_WARNING_Z
 
     def name_item(self, item: int) -> str:
@@ -351,7 +351,7 @@ def check(
     def look(
         bias: Bias | None, found: Evaluation | None = None
     ) -> tuple[Evaluation | None, npt.NDArray[Any]]:
-        """Search with a correction: the evaluation, and the first hits."""
+        """Search with a correction; return the evaluation and the top-1 hits."""
         if found is None and right is not None:
             found = evaluate(asked, items, bias, truth=right, **run)
         if found is not None and k == 1:
@@ -359,7 +359,7 @@ def check(
         return found, search(asked, items, bias, k=k, **run).indices
 
     def measure(found: Evaluation | None, hits: npt.NDArray[Any]) -> dict[str, Any]:
-        """A search, compared with the one as it is."""
+        """Compare a corrected search with the uncorrected one."""
         hubs = judge_hubs(hits, len(items), truth=right, queries=asked, seed=seed)
         about: dict[str, Any] = {"hubs": hubs, "moved": float((hits[:, 0] != firsts).mean())}
         if raw is not None and found is not None:
@@ -383,7 +383,7 @@ def check(
     bank = open_references(references, normalize=normalize)
     warn_of_overlap(bank, asked)
     fit: dict[str, Any] = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
-    # The verdict says what these warnings mean.
+    # The verdict covers these warnings.
     with quiet("the past queries don't resemble"), quiet(LIKE_ITEMS):
         bias = NNN().fit(items, bank, groups=groups, **fit, **run)
     z = mismatch_z(bank, asked if right is None else asked.subset(right.one_per_cluster))
@@ -408,7 +408,7 @@ def check(
             apart=apart,
             has_both=right is None or len(np.unique(labels[right.items])) == 2,
         )
-        # What the groups differ by looks like a mismatch of the past queries.
+        # A difference between groups looks like mismatched past queries.
         reasons = _expect(bias, mixed.moved, z, with_items)[1]
     elif right is not None and raw is not None and corrected is not None:
         with quiet():  # of what was warned of above
@@ -462,10 +462,10 @@ def check(
 
 
 def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bool:
-    """Whether past queries find the right items of the queries less often than chance does.
+    """Whether past queries find the right items of the queries less often than expected.
 
     Queries find the right items of other queries by chance. Past queries of the same kind find them
-    at least as often, as some ask for them.
+    at least as often, because some ask for them.
     """
     right = np.unique(raw.truth.items)
     some = bank.subset(np.linspace(0, len(bank) - 1, min(len(bank), _MOST_PAST)).astype(np.int64))
@@ -481,7 +481,7 @@ def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bo
 def _expect(
     bias: Bias, moved: float, z: float, with_items: bool
 ) -> tuple[Expectation, tuple[str, ...]]:
-    """What a bank promises without labels, and why no more."""
+    """Describe the expected effect without labels, and its limits."""
     reliability = bias.params.get("reliability", 0.0)
     reasons = []
     if with_items:
@@ -512,7 +512,7 @@ def _judge(
         return "try", "mixed"
     best = automatic
     recommended: Recommended = "automatic"
-    # With past queries for other items, tuning chooses too large a weight.
+    # If past queries ask for other items, tuning chooses too large a weight.
     is_better = within is None and better is not None and better.low > 0
     if is_better and tuned is not None and tuned.params and tuned.is_sure:
         best, recommended = tuned, "tuned"
@@ -529,7 +529,7 @@ def _judge(
 
 
 def _count_needed(measured: Measured, n_queries: int) -> int | None:
-    """Labeled queries that would tell one point of R@1 from none, if these are too few."""
+    """Number of labeled queries needed to show one point of R@1, if these are too few."""
     gain = measured.gain
     if gain is None or measured.is_sure:
         return None

@@ -1,8 +1,8 @@
-"""Mixed galleries that nobody labeled: two clusters of items with very different bias.
+"""Unlabeled mixed galleries: two clusters of items with very different biases.
 
-Two means of the rows, started on both sides of the first principal axis. Photos and texts by CLIP
-are two clusters whose mean bias differs by 5 to 8 standard deviations; the clusters of galleries of
-one kind differ by 1.6 at most (`benchmarks/mixed.py`).
+k-means finds two clusters, starting on both sides of the first principal axis. In CLIP galleries of
+photos and texts, their mean biases differ by 5 to 8 standard deviations. In galleries of one kind,
+they differ by 1.6 at most (`benchmarks/mixed.py`).
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from nnnorm.scoring import Products, top_means
 
 _N_ITEMS = 2048
 _N_REFERENCES = 4096
-# Apart by more than this, two clusters should be groups of their own.
+# If clusters are further apart than this, they should be groups.
 FAR_APART = 3.0
 _FEWEST = 10
 _N_STEPS = 30
@@ -22,7 +22,7 @@ _N_STEPS = 30
 def find_clusters(
     items: Embeddings, references: Embeddings, reference_k: int
 ) -> tuple[npt.NDArray[np.int64], float]:
-    """Which of two clusters items are in, and how many spreads apart their mean biases are."""
+    """Assign items to two clusters; also return how far apart their mean biases are."""
     some = _sample(items, _N_ITEMS)
     rows = some.rows(0, len(some))
     side = _split(rows)
@@ -49,7 +49,7 @@ def _sample(rows: Embeddings, most: int) -> Embeddings:
 
 
 def _split(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-    """Two means, started on both sides of the first principal axis."""
+    """Run k-means with two clusters, initialized on both sides of the first principal axis."""
     centered = rows - rows.mean(axis=0)
     axis = np.asarray(np.random.default_rng(0).normal(size=rows.shape[1]), dtype=np.float32)
     for _ in range(_N_STEPS):

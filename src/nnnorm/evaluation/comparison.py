@@ -1,9 +1,9 @@
-"""Methods side by side: tuned on validation queries, reported on test queries.
+"""Compare methods that are tuned on validation queries and measured on test queries.
 
-`compare` is the paper's full table: every method tuned in the same way, and its test figures with
-paired, clustered intervals against no correction. The bank is scanned once per gallery. Without
-validation queries the figures are cross-fitted: each fifth of the queries is reported with the
-setting that the others choose.
+`compare` makes the paper's full table: every method is tuned in the same way, and its gain over no
+correction has a paired, clustered interval. The bank is scanned once per gallery. Without
+validation queries, results are cross-fitted: each fifth of the queries is measured with the setting
+that the others choose.
 """
 
 import os
@@ -49,7 +49,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Result(Record):
-    """The figures of one correction on the test queries."""
+    """Results of one correction on the test queries."""
 
     method: str
     params: Mapping[str, Any]
@@ -63,7 +63,7 @@ class Result(Record):
 
 @dataclass(frozen=True)
 class Comparison(Record):
-    """Methods side by side on the same test queries; the first row is no correction."""
+    """Results of methods on the same test queries; the first row is no correction."""
 
     _rows = "results"
 
@@ -200,7 +200,7 @@ def make_result(
     raw: Evaluation | None = None,
     seed: int = 0,
 ) -> Result:
-    """Put together the figures of one evaluation, with its paired gain over the raw search."""
+    """Return the results of one evaluation, with its paired gain over the raw search."""
     at_1, at_5, at_10 = (evaluation.recall(k) for k in (1, 5, 10))
     half_width = binomial_half_width(at_1, len(evaluation))
     gain = None if raw is None else evaluation.gain_over(raw, seed=seed)

@@ -1,10 +1,9 @@
-"""Drift: whether the past queries of a corrector are still like the queries of today.
+"""Drift: whether a corrector's past queries still match today's queries.
 
-Three things are measured. *z*: how far past queries and today's are from mixing as one source does
-(`mismatch_z`). *Agreement*: the correlation of the values that the past queries give with those
-that today's give, over what it would be without the noise of a few queries. *Hubs*: the share of
-hits that go to hubs, uncorrected, corrected, and corrected after a refit. The first two make the
-verdict.
+Three things are measured. *z*: how far past queries and today's are from one source (`mismatch_z`).
+*Agreement*: the correlation of the biases from past queries with those from today's queries,
+corrected for noise. *Hubs*: the share of hits that go to hubs, uncorrected, corrected, and after a
+refit. The verdict depends on the first two.
 """
 
 import math
@@ -29,7 +28,7 @@ from nnnorm.ranking import search
 
 Verdict = Literal["fine", "refit soon", "refit now"]
 
-# For a cron job: 1 and 2 are taken by errors and wrong usage.
+# For a cron job; 1 and 2 mean errors and wrong usage.
 EXIT_CODES: dict[Verdict, int] = {"fine": 0, "refit soon": 3, "refit now": 4}
 # Own queries stayed below 1.1 (95 % of the draws, 64 and more queries, five real sets), queries of
 # which half came from elsewhere had a median of 1.0 to 2.4. Above MISMATCH_Z the bank counts as
@@ -42,13 +41,13 @@ _SOON_AGREEMENT, _NOW_AGREEMENT = 0.6, 0.3
 _LEAST_AGREEING, _LEAST_RELIABLE = 128, 0.2
 # With 16 queries z misses a quarter of all mismatched banks, with 32 one in twenty.
 _FEW_QUERIES = 32
-# Of a longer log so many queries are used, evenly spaced: more would not change a verdict.
+# Of a longer log, this many evenly spaced queries are used; more wouldn't change a verdict.
 _MOST_QUERIES = 4096
 
 
 @dataclass(frozen=True)
 class Drift(Record):
-    """What today's queries say about a corrector."""
+    """The result of comparing today's queries with a corrector."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
@@ -79,7 +78,7 @@ def measure_drift(
     gallery: Source | None = None,
     groups: npt.ArrayLike | None = None,
 ) -> Drift:
-    """Measure whether a corrector, or a saved one, still suits the queries of today."""
+    """Measure whether a corrector, or its file, still matches today's queries."""
     corrector = open_corrector(corrector)
     asked = corrector.open(queries, "queries")
     if len(asked) > _MOST_QUERIES:
@@ -99,7 +98,7 @@ def measure_drift(
         halves = np.array_split(np.random.default_rng(0).permutation(len(asked)), 2)
         refitted = None
         if len(asked) >= _FEW_QUERIES:
-            # Each half of the queries is searched with what the other half gave.
+            # Each half of the queries is searched with the biases from the other half.
             known = [asked.subset(half) for half in halves[::-1]]
             biases = [_refit(corrector, half, items, groups) for half in known]
             refitted = _hub_share(asked, items, list(zip(halves, biases, strict=True)))
@@ -134,7 +133,7 @@ def _judge(z: float, agreement: float | None) -> tuple[Verdict, tuple[str, ...]]
 
 
 def _measure_z(bank: Embeddings, queries: Embeddings) -> float:
-    """z, or an error if it can't be measured: no verdict would be "fine" without it."""
+    """Compute z, or raise an error: without it, no verdict is possible."""
     z = mismatch_z(bank, queries)
     with quiet():
         n_queries, n_references = len(drop_copies(queries)), len(drop_copies(bank))

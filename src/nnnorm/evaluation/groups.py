@@ -1,8 +1,8 @@
 """Audits: how often items of each group are retrieved, before and after a correction.
 
-For each query the first k items are counted by group, and the counts are compared with each other
-(bias@k) or with a target (shares, skew@k, NDKL). The figures of an uncorrected and a corrected
-search are compared as means with intervals over the queries.
+For each query, the first k items are counted by group. The counts are compared with each other
+(bias@k) or with a target (shares, skew@k, NDKL). Means before and after the correction have
+intervals over queries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-# Shares that are fair: as in the gallery, the same for all, or given.
+# Fair shares: those of the gallery, equal ones, or yours.
 Target: TypeAlias = Literal["gallery", "equal"] | Mapping[str, float]
 
 _PRECISION_KS = (1, 5)

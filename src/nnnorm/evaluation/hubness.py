@@ -4,11 +4,11 @@
 ``k·n_queries/n_gallery``. The paper's table uses N_1: kurtosis (excess), MAE and max.
 
 A hub is an item with at least twice the mean, and with two hits at least. If items outnumber
-queries, one top-1 hit is more than twice the mean, so that N_10 is counted instead.
+queries, one top-1 hit is more than twice the mean, so N_10 is counted instead.
 
-The null model assigns hits to items at random. Hits that are known to be right stay; queries that
-belong together (captions of one picture, copies of one query) and hit the same item are assigned as
-one, since they agree for a reason that is not the item.
+The null model assigns hits to items at random. Hits that are known to be right stay. Queries that
+belong together (captions of one picture, copies of one query) and have the same hit are assigned to
+one random item, because the item isn't the reason why they agree.
 """
 
 import math
@@ -118,7 +118,7 @@ def find_hubs(occurrences: npt.ArrayLike) -> IntArray:
 
 
 def hub_hits(occurrences: npt.ArrayLike) -> float:
-    """How many hits make an item a hub, here and everywhere: twice the mean, and two at least."""
+    """Return the number of hits that make an item a hub: twice the mean, and at least two."""
     return 2 * max(1.0, float(np.asarray(occurrences).mean()))
 
 
@@ -166,7 +166,7 @@ def compare_occurrences(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[fl
 def find_rescued(
     before: npt.ArrayLike, after: npt.ArrayLike, truth: Truth, hubs: npt.ArrayLike
 ) -> IntArray:
-    """Find queries whose first hit was a wrong hub and is right after, the clearest first."""
+    """Find queries whose top-1 was a wrong hub and is right afterwards, clearest first."""
     was, now = np.asarray(before), np.asarray(after)
     among = np.isin(was, hubs)
     rescued = among[:, 0] & ~truth.holds(was[:, 0]) & truth.holds(now[:, 0])
@@ -181,7 +181,7 @@ def robust_z(values: npt.ArrayLike) -> FloatArray:
     deviation = numbers - np.median(numbers)
     spread = np.median(np.abs(deviation))
     if spread == 0:
-        # More than half are equal; the others are judged by the mean distance instead.
+        # If more than half are equal, use the mean distance instead.
         spread = np.abs(deviation).mean() * 0.8453
     return np.asarray(0.6745 * deviation / spread) if spread > 0 else np.zeros_like(deviation)
 
@@ -383,7 +383,7 @@ def diagnose(
             raise NNNormError("give a bias or references to fit one from, not both")
         bank = open_references(references, normalize=normalize)
         warn_of_overlap(bank, asked)
-        with quiet(LIKE_ITEMS):  # the queries below tell for certain
+        with quiet(LIKE_ITEMS):  # the queries below decide
             bias = NNN().fit(items, bank, duplicates=duplicates, **run)
         warn_of_mismatched_bank(bank, asked, items, truth)
     k = places_to_count(len(asked), len(items)) if k is None else k

@@ -1,13 +1,10 @@
-"""Which items are right for which query, and recall and other metrics from their ranks.
+"""The right items of each query, and recall and other metrics from their ranks.
 
-One item per query, pairs, or lists of items all become a `Truth`. A query without a right item is
-an error there, so that no metric can shrink its denominator by leaving such queries out.
-
-Metrics are per query first, then averages over all queries. R@K is that of this literature: a query
-counts if any of its right items is among the first K (elsewhere: success@K, hit rate). Items with
-equal scores are counted as if their order were drawn at random: each metric is its expectation, so
-a search that scores everything alike gets what chance gives, not what the order of rows gives. A
-`Ranking` keeps the order it has.
+One item per query, pairs, or lists of items all become a `Truth`. A query without a right item
+raises an error, so no metric can leave such queries out of its denominator. Metrics are computed
+per query and then averaged. R@K counts a query if any of its right items is among the first K (also
+called success@K or hit rate). Ties count as the mean over all orders, so a search that scores
+everything alike gets the result of chance. A `Ranking` keeps its own order.
 """
 
 import math
@@ -21,14 +18,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.arrays import read_npy
+from nnnorm.arrays import map_npy
 from nnnorm.bias import Bias
 from nnnorm.dedup import hash_rows
 from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, IntArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.results import Interval, interval_of_difference
-from nnnorm.files import Progress, unreadable
+from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs, warn_of_mismatch
 from nnnorm.methods import open_references
 from nnnorm.ranking import Ranking, iterate_scores
@@ -42,9 +39,9 @@ _FEW = 16
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Which items are right: those of query q are ``items[starts[q]:starts[q + 1]]``, sorted.
+    """The right items: those of query q are ``items[starts[q]:starts[q + 1]]``, sorted.
 
-    `grades` has how right each is, from 1, for nDCG; without it all are alike.
+    `grades` has a grade per item, from 1, for nDCG; without it, all are equal.
     """
 
     starts: IntArray
@@ -171,10 +168,7 @@ def read_truth(path: str | os.PathLike[str]) -> Any:
             "instance with pandas.read_csv, and save its column of item numbers with numpy.save"
         )
     if file.suffix == ".npy":
-        try:
-            return read_npy(file)
-        except (ValueError, OSError) as error:
-            raise unreadable(path, "a .npy of whole numbers", error) from error
+        return np.array(map_npy(file))
     lists = read_json(file, "a truth with a list per query")
     if not isinstance(lists, list):
         raise NNNormError(f"{path} must hold a list per query; got {type(lists).__name__}")
@@ -232,7 +226,7 @@ class Evaluation:
         return float(self.hits(k).mean())
 
     def gain_over(self, raw: "Evaluation", *, seed: int = 0) -> Interval:
-        """The paired difference in R@1 to another search; every command reports this one."""
+        """The paired difference in R@1 to another search, as all commands report it."""
         clusters = raw.truth.clusters
         return interval_of_difference(self.hits(1), raw.hits(1), clusters, seed=seed)
 
@@ -348,7 +342,7 @@ def evaluate(
 
 
 def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluation:
-    """Evaluate a ready ranking in the order it has, up to its k places."""
+    """Evaluate an existing ranking in its own order."""
     n_queries, depth = ranking.indices.shape
     if (largest := ranking.indices.max()) >= n_gallery:
         raise NNNormError(
@@ -407,7 +401,7 @@ def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict
 
 
 def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "queries") -> None:
-    """Warn if references are, number for number, among the queries that figures are measured on."""
+    """Warn if references are exactly equal to queries that results are measured on."""
     known, asked = (
         np.concatenate([hash_rows(block) for _, block in rows.blocks()])
         for rows in (references, queries)
@@ -422,7 +416,7 @@ def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "qu
 def warn_of_mismatched_bank(
     references: Embeddings, queries: Embeddings, gallery: Embeddings, truth: Any = None
 ) -> None:
-    """Warn if references and queries don't seem to come from one source, one query per item."""
+    """Warn if references and queries seem to come from different sources."""
     if truth is not None:
         right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
         queries = queries.subset(right.one_per_cluster)
@@ -432,7 +426,7 @@ def warn_of_mismatched_bank(
 def open_task(
     gallery: Source, queries: Source, references: Any, truth: Any, normalize: bool | None
 ) -> tuple[Embeddings, Embeddings, Embeddings, Truth]:
-    """Open inputs; warn of references that are queries, items, or unlike the queries."""
+    """Open inputs; warn if references are queries or items, or don't match the queries."""
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     bank = open_references(references, normalize=normalize)

@@ -1,6 +1,6 @@
-"""Outliers: items that look adversarial or corrupt, judged without labels.
+"""Outliers: items that look adversarial or corrupt, found without labels.
 
-An item that was made to be found differs from honest ones:
+Adversarial items differ from honest ones in these signals:
 
     bias         the mean of its 16 best scores with the references
     neighbors    the same, beyond what items with as close neighbors in the gallery get
@@ -9,11 +9,10 @@ An item that was made to be found differs from honest ones:
     blends       number of blends of two references that have it as top-1
     side         how far it lies from the gallery towards the references
 
-`Expected` learns from a part of a gallery, the *landmarks*, what is usual, and measures any items
-against that: those of the gallery (`scan`), or new ones (`screen`). Every number becomes a robust
-z, and their sum is an item's score; a budget bounds the number of alerts. Near copies share the
-counts of one of them, so that a hub can't hide among its own copies. Zeros, constants and odd norms
-are faults, whatever they do to queries.
+`Expected` learns what is usual from a part of a gallery, the *landmarks*. It then measures items of
+the gallery (`scan`) or new ones (`screen`). Each signal becomes a robust z, and their sum is an
+item's score. A budget limits the number of alerts. Near-duplicates share one count, so a hub can't
+hide among its own copies. Zeros, constants and unusual norms are always reported.
 """
 
 import json
@@ -66,7 +65,7 @@ _REASONS = {
 }
 SIGNALS = tuple(_REASONS)
 DEFAULT_BUDGET = "0.2%"
-# A share of a small gallery is no alert at all; so many are looked at in any gallery.
+# A share of a small gallery may be less than one alert, so this many are always allowed.
 LEAST_ALERTS = 5
 # Sums of six robust z; docs/outliers.md has what clean and adversarial items reach.
 WATCH, REMOVE = 10.0, 17.0
@@ -82,8 +81,7 @@ _ODD_NORM = 4.0
 # The numbers of an item. `leader` is the landmark that it is a copy of, or is itself, else −1.
 _NUMBERS = ("bias", "density", "topics", "firsts", "blends", "side", "leader")
 _COUNTS = ("topics", "firsts", "blends")
-# The work is bounded by these, whatever the sizes of gallery and bank. The figures of
-# docs/outliers.md are measured with them.
+# These limit the work for any size of gallery and bank. docs/outliers.md was measured with them.
 _MOST_LANDMARKS = _MOST_REFERENCES = 8192
 _N_BLENDS = 4096
 # Weight of the second reference of a blend.
@@ -103,7 +101,7 @@ _SHRINKAGE = 0.1
 _ROUNDING = 1e-6
 # Fewer items or references have no spread to judge by.
 _FEWEST = 8
-# z stops here on either side: one signal alone does not make up for all others.
+# z is limited to this range, so one signal alone can't outweigh all others.
 _LEAST_Z, _LARGEST_Z = -3.0, 1000.0
 
 
@@ -254,7 +252,7 @@ def screen(
     ids: Sequence[Any] | None = None,
     progress: Progress | None = None,
 ) -> Scan:
-    """Judge new items before they are added, by a corrector's past queries and sample of items."""
+    """Scan new items before you add them, with a corrector's past queries and item sample."""
     corrector = open_corrector(corrector)
     rows = corrector.open_valid(items, "items")
     unit = True if corrector.unit and not rows.embeddings.normalized else None
@@ -337,7 +335,7 @@ def _judge(
 
 
 class Expected:
-    """What is usual for an item of a gallery, by past queries; made once, asked for any items."""
+    """What is usual for items of a gallery, from past queries; created once, used for any items."""
 
     def __init__(
         self, landmarks: Embeddings, references: Embeddings, seed: int = 0, **run: Any
@@ -454,7 +452,7 @@ class Expected:
         cosines = units @ self._units.T
         places = np.argpartition(cosines, len(self._units) - k, axis=1)[:, -k:]
         best = np.take_along_axis(cosines, places, axis=1)
-        # Copies say nothing about how dense a place is: many of them would make it look so.
+        # Copies are left out: they would make a place look dense.
         is_other = best <= _COPY
         n_others = is_other.sum(axis=1)
         sums = np.where(is_other, best, 0).sum(axis=1, dtype=np.float64)
@@ -495,7 +493,7 @@ def _discriminant(items: FloatArray, references: FloatArray) -> DoubleArray:
 
 
 def _usual(values: DoubleArray) -> tuple[float, float]:
-    """Median and upper spread; counts have heavier tails above than the median deviation says."""
+    """Median and spread of the upper half; counts have a heavy upper tail."""
     median, high = np.quantile(values, [0.5, 0.9])
     spread = max(1.4826 * float(np.median(np.abs(values - median))), (high - median) / 1.2816)
     if spread == 0:

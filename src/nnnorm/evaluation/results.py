@@ -1,4 +1,4 @@
-"""What results are made of: `Record`, and `Interval` by resampling, clustered and paired.
+"""`Record`, the base of all results, and `Interval`: clustered, paired bootstrap intervals.
 
 Captions of one image are not independent, so whole clusters are drawn, and two corrections are
 compared on the same draws: the interval is of the mean difference per query. Clusters that add the
@@ -64,7 +64,7 @@ class Interval(Record):
 
     @property
     def includes_zero(self) -> bool:
-        """Whether the data are compatible with no difference."""
+        """Whether the interval includes zero."""
         return self.low <= 0 <= self.high
 
     def show(self, digits: int = 2, scale: float = 100, *, sign: str = "+") -> str:

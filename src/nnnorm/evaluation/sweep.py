@@ -56,7 +56,7 @@ class Setting:
         return self.method.name
 
     def correction(self) -> FloatArray:
-        """What is taken from every score, shape ``(n_gallery,)``, in the arithmetic of `search`."""
+        """The correction to subtract, shape ``(n_gallery,)``, computed as in `search`."""
         values = np.asarray(self.method.values(self.statistics), dtype=np.float32)
         correction = np.float32(self.method.weight) * values
         if (groups := self.statistics.groups) is not None and self.method.is_weighted:
@@ -74,7 +74,7 @@ def make_settings(
     grids: Mapping[str, Grid] | None = None,
     **options: Any,
 ) -> list[Setting]:
-    """Lay out the grids of some methods and scan the banks once for all of them."""
+    """Create the grids of some methods, and scan the banks once for all of them."""
     grids = grids or {}
     if unknown := [name for name in grids if name not in methods]:
         raise NNNormError(

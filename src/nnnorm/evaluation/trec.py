@@ -70,8 +70,8 @@ def write_run(
 def read_run(path: PathLike, *, query_ids: npt.ArrayLike, ids: npt.ArrayLike) -> Ranking:
     r"""Read a run file of any system, for `evaluate_ranking`.
 
-    Hits are sorted by their scores, and by document id, backwards, where scores are equal: so does
-    trec_eval, which ignores ranks too. Queries without a hit, and shorter lists, are filled with
+    Hits are sorted by score, and ties by document id in reverse, as in trec_eval, which also
+    ignores ranks. Queries without a hit, and shorter lists, are filled with
     index -1.
 
     Parameters

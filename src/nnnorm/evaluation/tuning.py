@@ -1,4 +1,4 @@
-"""Choosing a method and its parameters: whole grids in one pass, on held-out queries.
+"""Choose a method and its settings on labeled queries, with whole grids in one pass.
 
 `try_settings` scans each bank once, multiplies queries and gallery once, and reads the R@1 of every
 cell from that. "No correction" is always among the cells. Two ways to choose are always reported:
@@ -138,7 +138,7 @@ class Trial:
         method: MethodName | None = None,
         among: npt.NDArray[np.bool_] | slice = slice(None),
     ) -> int:
-        """The number of the chosen setting, of all methods or of one, on some of the queries."""
+        """Return the number of the chosen setting, of one or all methods, on some queries."""
         rows = [
             number
             for number, setting in enumerate(self.settings)
@@ -377,11 +377,11 @@ def open_gallery_bank(source: Source | None, normalize: bool | None) -> Embeddin
 
 
 def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[Any]) -> int:
-    """Apply the one-standard-error rule to each method; return the best of these choices."""
+    """Apply the one-standard-error rule to each method, and return the best choice."""
     means, choices = hits.mean(axis=1, dtype=np.float64), []
     for name in dict.fromkeys(setting.name for setting in settings[1:]):
         rows = [row for row, setting in enumerate(settings) if row and setting.name == name]
-        # On a tie with no correction the cells stand in for the best: few queries tie easily.
+        # On a tie with no correction, use these cells: with few queries, ties are common.
         best = max(rows, key=lambda row: (means[row], -row))
         if means[best] < means[0]:
             choices.append(0)

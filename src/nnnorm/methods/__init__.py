@@ -1,4 +1,4 @@
-"""The methods: each takes a gallery and a bank of references and gives a `Bias`.
+"""The methods: each computes a `Bias` from a gallery and past queries.
 
 For a fixed query, a term that does not depend on the item never changes the ranking. Without such
 terms, every method ranks by ``s(q, r) − b(r)`` (m_k: mean of the k best reference scores of an
@@ -83,7 +83,7 @@ def make_method(name: MethodName, **params: Any) -> Method:
 
 
 def label_method(name: str) -> str:
-    """Return what tables and plots call a method; a name that is not known stands for itself."""
+    """Return the name of a method in tables and plots; an unknown name is returned as is."""
     return _BY_NAME[name][1].label if name in _BY_NAME else name
 
 

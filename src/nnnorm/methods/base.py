@@ -1,7 +1,7 @@
-"""What every method is: parameters in a frozen record, a formula over `Statistics`, `fit`.
+"""The base of all methods: a frozen record of parameters, a formula over `Statistics`, `fit`.
 
-A method's file holds all that is particular to it. `csls.py` is the model: a record with its
-parameters, the names and the default grid in `variants`, and the formula, `values`. A method may
+Each method has one file. `csls.py` is an example: a record with the parameters, the names and the
+default grid in `variants`, and the formula, `values`. A method may
 also have a `weight`, choose its parameters in `resolve`, use a second bank (`gallery_bank`), or
 correct some queries only (`gated_by`).
 
@@ -297,7 +297,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A correction method: references in, `Bias` out. Subclasses are records of parameters."""
+    """A correction method. Subclasses are records of parameters."""
 
     variants: ClassVar[tuple[Variant, ...]]
     # Short signs of the parameters, for tables.
@@ -330,11 +330,11 @@ class Method(ABC):
 
     @property
     def is_automatic(self) -> bool:
-        """Whether fit chooses a parameter; then near copies among the references are dropped."""
+        """Whether `fit` chooses a parameter. If so, near-duplicate references are dropped."""
         return False
 
     def resolve(self, statistics: Statistics) -> tuple["Method", dict[str, Any]]:
-        """Replace automatic parameters by numbers; also return what they were chosen by."""
+        """Replace automatic parameters by numbers, and return the figures that they depend on."""
         return self, {}
 
     @property
@@ -426,7 +426,7 @@ class Method(ABC):
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
     ) -> Bias:
-        """Compute the bias of every gallery item from a bank of reference queries.
+        """Compute the bias of every item from past queries.
 
         Parameters
         ----------
@@ -517,7 +517,7 @@ class Method(ABC):
         return items, past, bank
 
     def duplicates_for(self, past: Embeddings, duplicates: Duplicates | None) -> Duplicates:
-        """What `duplicates` means if it is not given: a saved bank has no copies to keep."""
+        """Return the default of `duplicates`: a saved bank has no duplicates."""
         return duplicates or ("drop" if self.is_automatic or past.counts is not None else "keep")
 
     def fit_scores(
@@ -528,7 +528,7 @@ class Method(ABC):
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
     ) -> Bias:
-        """Compute the bias from ready scores, for scorers that are not an inner product.
+        """Compute the bias from scores that aren't inner products.
 
         Parameters
         ----------
@@ -591,7 +591,7 @@ def open_groups(labels: Any, n_items: int, between: float = 1.0) -> Groups | Non
 
 
 def is_mismatched(params: Mapping[str, Any], n_references: int, n_gallery: int) -> bool:
-    """Whether past queries don't match the gallery, and too few of either are not the reason."""
+    """Whether past queries don't match the gallery, if there are enough of both."""
     is_clear = n_references >= 16 and n_gallery >= 100 and params.get("reliability", 0) >= 0.5
     return is_clear and params.get("match", 1) < 0.5
 

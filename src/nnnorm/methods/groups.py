@@ -1,4 +1,4 @@
-"""Mixed galleries: a label per item (photo, text, language, source), and a bias of two levels.
+"""Mixed galleries: one label per item (photo, text, language, source), and offsets per group.
 
     b(r) = α·m(r) + offset of r's group
     offset = between·(ḡ − mean of all ḡ) − α·(m̄ − mean of all m̄)
@@ -98,7 +98,7 @@ class Groups:
 
 def open_labels(labels: Any, n_items: int) -> Labels:
     """Return one label per item as text, or raise."""
-    # An object array keeps a NaN among texts apart, which numpy would turn into the text "nan".
+    # An object array keeps a NaN among texts; numpy would convert it to the text "nan".
     listed = labels if isinstance(labels, np.ndarray) else np.array(labels, dtype=object)
     if listed.shape != (n_items,):
         got = repr(labels) if isinstance(labels, str) else f"shape {listed.shape}"
@@ -119,7 +119,7 @@ def name_groups(groups: Iterable[str]) -> str:
 
 
 def offsets_of(labels: Labels, offsets: Mapping[str, float]) -> npt.NDArray[np.float32]:
-    """The offset of every item, or raise if a group is not known."""
+    """Return the offset of every item, or raise an error if a group is unknown."""
     names, codes = np.unique(labels, return_inverse=True)
     if unknown := [name for name in names.tolist() if name not in offsets]:
         raise NNNormError(

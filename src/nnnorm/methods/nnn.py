@@ -183,7 +183,7 @@ def _resolve_within(
 
 
 class Evidence(NamedTuple):
-    """What past queries and a gallery show about the settings; see the module."""
+    """What the settings depend on; see the module docstring."""
 
     reliability: float
     density: float = 1.0
@@ -201,16 +201,16 @@ class Evidence(NamedTuple):
 
 
 def choose_reference_k(n_references: int, n_gallery: int) -> int:
-    """Choose k by the numbers of unique past queries and of items."""
+    """Choose k from the numbers of unique past queries and items."""
     base = min(32, max(8, n_references // 16))
     return max(1, min(n_references // 2, max(base, 3 * n_references // n_gallery)))
 
 
 def choose_alpha(evidence: Evidence, n_references: int) -> float:
-    """Choose alpha by what was measured and the number of unique past queries."""
+    """Choose alpha from the measurements and the number of unique past queries."""
     alpha = _LARGEST_ALPHA * math.sqrt(evidence.reliability)
     alpha *= n_references / (n_references + _CAUTION) * evidence.match
-    return round(alpha, 3)  # so that the printed setting is the one that was used
+    return round(alpha, 3)  # the printed setting is the one that was used
 
 
 def measure(statistics: Statistics, reference_k: int, is_centered: bool) -> Evidence:

@@ -1,4 +1,4 @@
-"""No correction: ``b(r) = 0``, so that "none" is a method like any other."""
+"""No correction: ``b(r) = 0``."""
 
 from dataclasses import dataclass
 
