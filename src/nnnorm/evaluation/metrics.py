@@ -108,9 +108,11 @@ def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
             )
         is_pairs = array.ndim == 2 and array.shape[1] == 2
         if not is_pairs and array.shape != (n_queries,):
+            is_swapped = array.shape == (n_gallery,)
             raise NNNormError(
                 f"truth must have shape ({n_queries},), one item per query, or (n_pairs, 2), or be "
                 f"a list of lists; got shape {array.shape}"
+                + (". Were queries and gallery swapped?" if is_swapped else "")
             )
         queries, items = array.T if is_pairs else (np.arange(n_queries), array)
     return make_truth(queries, items, n_queries, n_gallery, grades)
