@@ -35,7 +35,7 @@ import nnnorm
 from nnnorm.datasets import load_shapes
 from nnnorm.dedup import drop_copies
 from nnnorm.evaluation import Interval, Task, interval_of_mean, judge_hubs, open_truth
-from nnnorm.evaluation.tuning import try_settings
+from nnnorm.evaluation.tuning import Trial
 from nnnorm.methods import label_method, make_method
 
 OUTPUT = RESULTS / "evidence.json"
@@ -234,7 +234,7 @@ def measure_parts(parts: list[Part], names: tuple[str, ...]) -> dict[str, Any]:
         tried = [name for name in names if second is not None or name != "dualis"]
         grids = {name: grid for name, grid in GRIDS.items() if name in tried}
         right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
-        trial = try_settings(tried, sides[0], used, opened, sides[1], right, grids=grids)
+        trial = Trial(tried, sides[0], used, opened, sides[1], right, grids=grids)
         raw = trial.evaluation(0)
         groups = trial.clusters
         clusters[part.rows] = groups if part.items is None else part.items[groups]

@@ -183,13 +183,6 @@ def test_a_diagnosis_names_the_hubs(diagnosis):
         assert row[4] == f"{hub.bias_z:+.1f}".replace("-", "−")
 
 
-def test_a_diagnosis_without_bias_and_truth_has_no_columns_for_them():
-    statistics, hubs = tabulate_diagnosis(diagnose(np.eye(3), np.eye(3)))
-    assert (statistics.columns, statistics.notes) == (("", "before"), ("Hubs: none.",))
-    assert hubs.columns == ("item", "hits")
-    assert hubs.title == "The 3 most retrieved items"
-
-
 # --- Markdown ------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The main job on the command line: `fit`, `search` and `info`."""
+"""The commands `fit`, `search` and `info`."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -137,7 +137,7 @@ def _about_bias(bias: Bias) -> dict[str, Any]:
 
 
 def describe_bias(bias: Bias, path: Path) -> Facts:
-    """A bias for people; `to_dict` has everything for programs."""
+    """Show a bias; `to_dict` has everything."""
     title, params = f"{path}: a bias for {len(bias):,} items", bias.params
     n_unique = params.get("n_unique", bias.n_references)
     if bias.n_references is not None:

@@ -1,7 +1,7 @@
-"""Every option of the command line: its group and its line in the help, and how it is written.
+"""All options of the command line: their groups, help lines and flags.
 
-A command's function has plain parameters, such as ``gallery: Path``; `app.command` makes options of
-them from this table, in its order. A command may replace a line with one of its own.
+A command's function has plain parameters, such as ``gallery: Path``. `app.command` converts them to
+options with this table, in its order. A command may replace a line.
 """
 
 from collections.abc import Iterator
