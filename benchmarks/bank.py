@@ -95,7 +95,7 @@ def build(path: Path) -> dict[str, Any]:
         if path.suffix == ".npy":
             bank = Bank.of(path, normalize=True)
         else:
-            bank = Bank.of(path, times="asked_at", half_life="30d", normalize=True)
+            bank = Bank.of(path, times="asked_at", normalize=True)
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
     with tempfile.TemporaryDirectory() as folder:
         bank.save(Path(folder, "bank.safetensors"))

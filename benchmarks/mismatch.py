@@ -35,7 +35,7 @@ from nnnorm import open_embeddings
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z
 
 OUTPUT = RESULTS / "mismatch.json"
-SEEDS = (100, 101)
+SEEDS = (100, 101, 102, 103, 104)
 KINDS = ("own", "searched", "opposite", "mismatched")
 N_RECENT = 64
 SIZES = (16, 64, 250, 1000, 4000)
@@ -225,7 +225,7 @@ def is_noticed(gallery: Floats, bank: Floats, queries: Floats | None = None) -> 
         warnings.simplefilter("always", nnnorm.NNNormWarning)
         asked = None if queries is None else open_embeddings(queries, normalize=True)
         check_inputs(items, past, asked, allow_gallery_rows=None)
-    return bool(caught)
+    return any("repeated items" not in str(one.message) for one in caught)
 
 
 def measure_items(data: Path, seed: int) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 from nnnorm import NNNormError
 from nnnorm.datasets import save_pairs
 from nnnorm.errors import MissingExtraError
-from nnnorm.files import make_folder, write_whole
+from nnnorm.files import check_writable, make_folder, write_whole
 from nnnorm.report import Table, plots
 from reproduction.encode import Source, check_sources, encode_needed, find_needed, read_sources
 from reproduction.figures import Figures, find_figures
@@ -55,7 +55,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--data", action="append", default=[], help="other data: shapes, flickr8k=FOLDER")
     add("--visogender", type=Path, metavar="TSV", help="write VisoGender's lists to --embeddings")
     add("--images", type=Path, metavar="FOLDER", help="pictures of --visogender")
-    add("--results", type=Path, metavar="FOLDER", help="where finished cells are kept")
     add("--device", choices=DEVICES, default="cpu", help="for the runtime table's exact search")
     add("--encode-on", default="auto", metavar="DEVICE", help="device of the encoders")
     add("--seed", type=int, default=0)
@@ -70,76 +69,51 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(given: argparse.Namespace) -> None:
     """Do what was asked for."""
-    folder = None
-    report = Report()
+    folder, report = None, Report()
     if given.visogender is not None:
-        _write_visogender(given)
+        if given.embeddings is None:
+            raise NNNormError("--visogender needs --embeddings DIR, where its lists go")
+        found = read_visogender(given.visogender, (given.images or Path()).resolve())
+        for path in save_pairs(found, make_folder(given.embeddings)):
+            print(path, file=sys.stderr)
     if given.embeddings is not None:
         folder = EmbeddingFolder(given.embeddings, normalize=given.normalize, seed=given.seed)
     if given.table is None:
         if given.visogender is None:
-            overview = tabulate_overview(folder)
-            report.tables.append(overview)
-            report.results += [
-                dict(zip(overview.columns, row, strict=True)) for row in overview.rows
-            ]
+            report.list_tables(folder)
             report.deliver(given)
         return
     tables = find_tables(given.table)
     others = dict(open_data(text) for text in given.data)
-    sources = _find_sources(given)
-    if folder is None and not others:
-        raise NNNormError("give --embeddings DIR with the models' embeddings, or --data shapes")
-    for path in (given.markdown, given.latex):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise NNNormError(f"cannot write {path}: there is no folder {path.parent}")
-    if sources:
-        if folder is None:
-            raise NNNormError("--models and --encoder need --embeddings DIR, where embeddings go")
-        needed = find_needed(folder, tables, set(sources))
-        check_sources(folder, needed, sources)
-        encode_needed(folder, needed, sources, device=given.encode_on)
-    kept = _open_results(given)
-    options: Any = {"seed": given.seed, "results": kept, "device": given.device}
-    options["debug"] = given.debug
-    if folder is not None:
-        report.measure({"ours": Runner(folder.open, **options)}, tables, folder)
-    if others:
-        runners = {
-            name: Runner(lambda *_, material=material: material, **options)
-            for name, material in others.items()
-        }
-        report.measure(runners, tables, None)
-    report.check_measured()
-    report.deliver(given)
-    if kept is not None and kept.n_found:
-        print(f"{kept.n_found} figures were there; {kept.n_kept} were measured", file=sys.stderr)
-    report.check_failures(kept is not None)
-
-
-def _write_visogender(given: argparse.Namespace) -> None:
-    if given.embeddings is None:
-        raise NNNormError("--visogender needs --embeddings DIR, where its lists go")
-    found = read_visogender(given.visogender, (given.images or Path()).resolve())
-    for path in save_pairs(found, make_folder(given.embeddings)):
-        print(path, file=sys.stderr)
-
-
-def _find_sources(given: argparse.Namespace) -> dict[str, Source]:
     sources = {} if given.models is None else read_sources(given.models)
     for text in given.encoder:
         short, equals, source = text.partition("=")
         if not (short and equals and source):
             raise NNNormError(f"--encoder takes clip=MODEL; got {text!r}")
         sources[short] = Source(source)
-    return sources
-
-
-def _open_results(given: argparse.Namespace) -> Results | None:
-    """Return where finished cells are kept; by default in the folder of the embeddings."""
-    if given.results is not None:
-        return Results(make_folder(given.results))
-    return None if given.embeddings is None else Results(given.embeddings / "results")
+    if folder is None and (sources or not others):
+        also = ", or --data shapes" if not sources else ", where --models and --encoder write"
+        raise NNNormError(f"give --embeddings DIR with the models' embeddings{also}")
+    for path in (given.markdown, given.latex):
+        if path is not None:
+            check_writable(path)
+    if folder is not None and sources:
+        needed = find_needed(folder, tables, set(sources))
+        check_sources(folder, needed, sources)
+        encode_needed(folder, needed, sources, device=given.encode_on)
+    kept = None if folder is None else Results(folder.root / "results")
+    options: Any = {"seed": given.seed, "device": given.device, "debug": given.debug}
+    if folder is not None:
+        runner = Runner(folder.open, results=kept, **options)
+        report.measure({"ours": runner}, tables, folder)
+    if others:
+        runners = {name: Runner(lambda *_, m=m: m, **options) for name, m in others.items()}
+        report.measure(runners, tables, None)
+    report.check_measured()
+    report.deliver(given)
+    if kept is not None and kept.n_found:
+        print(f"{kept.n_found} figures were there; {kept.n_kept} were measured", file=sys.stderr)
+    report.check_failures(kept is not None)
 
 
 class Report:
@@ -151,6 +125,12 @@ class Report:
         self._figures: Figures = {}
         self._cells: list[tuple[str, Cell]] = []  # with the names of their tables
 
+    def list_tables(self, folder: EmbeddingFolder | None) -> None:
+        """Show the paper's tables, and what is there of what they need."""
+        overview = tabulate_overview(folder)
+        self.tables.append(overview)
+        self.results += [dict(zip(overview.columns, row, strict=True)) for row in overview.rows]
+
     def measure(
         self,
         runners: dict[str, Runner],
@@ -160,16 +140,13 @@ class Report:
         """Measure tables with the paper's models, or on other data if there is no folder."""
         other = folder is None
         for table in tables:
-            found = {
-                name: run_table(runner, table, data=name if other else None)
-                for name, runner in runners.items()
-            }
+            found = {n: run_table(r, table, data=n if other else None) for n, r in runners.items()}
             every = [cell for cells in found.values() for cell in cells]
             self._cells += [(table.name, cell) for cell in every]
             if not other and not any(cell.figure for cell in every):
                 if len(tables) > 1:
-                    words = f"table {table.name} is left out: {_find_reason(every)}"
-                    print(f"Note: {words}", file=sys.stderr)
+                    reason = _find_reason(every)
+                    print(f"Note: table {table.name} is left out: {reason}", file=sys.stderr)
                 continue
             listed = {name: [asdict(cell) for cell in cells] for name, cells in found.items()}
             result: dict[str, Any] = {"table": table.name}
@@ -218,10 +195,9 @@ class Report:
         if given.json:
             print(json.dumps(self.results, indent=2, ensure_ascii=False))
             return
-        for place, table in enumerate(self.tables):
-            if place:
-                print()
+        for table in self.tables:
             table.print()
+            print()
 
 
 def _find_reason(cells: Sequence[Cell]) -> str:

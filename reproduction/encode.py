@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from reproduction.material import (
     keep_about,
     open_rows,
 )
-from reproduction.paper import TWO_BANKS, Experiment, PaperTable, load_paper
+from reproduction.paper import SIDES, PaperTable, load_paper
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Needed: TypeAlias = dict[tuple[str, str, str], IntArray]  # model, data set and side to its rows
@@ -82,21 +82,23 @@ def find_needed(folder: EmbeddingFolder, tables: Sequence[PaperTable], shorts: s
             f"the paper has no model {unknown[0]!r}; its models are: {', '.join(models)}"
         )
     wanted = {models[short] for short in shorts}
+    inputs: dict[tuple[Any, ...], None] = {}
+    for there in (cell.experiment for table in tables for cell in table.cells):
+        if there.model in wanted:
+            inputs |= dict.fromkeys((there.model, there.dataset, *a) for a in there.list_inputs())
     needed: dict[tuple[str, str, str], list[IntArray]] = {}
-    experiments = dict.fromkeys(cell.experiment for table in tables for cell in table.cells)
-    parts = dict.fromkeys(
-        (there.model, *part)
-        for there in experiments
-        if there.model in wanted
-        for part in _find_parts(there)
-    )
-    for model, dataset, side, part, share in parts:
-        rows = needed.setdefault((model, dataset, side), [np.arange(0)])
-        if part == "all":
-            rows.append(np.arange(len(folder.items(dataset, side))))
-        elif part != "scores":
-            found = folder.part(dataset, part, share)
-            rows.append(found.images if side == "images" else found.captions)
+    for model, dataset, what, *about in inputs:
+        if what == "scores":
+            needed[model, dataset, "scores"] = [np.arange(0)]
+        elif what == "references":
+            bank, side, share = about
+            part = folder.part(bank, what, share)
+            rows = part.images if side == "images" else part.captions
+            needed.setdefault((model, bank, side), []).append(rows)
+        else:
+            part = folder.part(dataset, about[1], SHARE) if about else folder.whole(dataset)
+            for side, rows in zip(SIDES, part[:2], strict=True):
+                needed.setdefault((model, dataset, side), []).append(rows)
     left = {
         place: _select_missing(folder, *place, np.unique(np.concatenate(rows)))
         for place, rows in needed.items()
@@ -104,32 +106,13 @@ def find_needed(folder: EmbeddingFolder, tables: Sequence[PaperTable], shorts: s
     return {place: rows for place, rows in left.items() if rows is not None}
 
 
-def _find_parts(there: Experiment) -> list[tuple[str, str, str, float]]:
-    """Return data set, side, part and share of everything that an experiment reads."""
-    both = ("images", "texts")
-    if there.kind == "scores":
-        return [(there.dataset, "scores", "scores", SHARE)]
-    asked, found = both if there.direction == "text" else both[::-1]
-    if there.is_about_groups:
-        parts = [(there.dataset, side, "all", SHARE) for side in both]
-    else:
-        parts = [(there.dataset, side, "test", SHARE) for side in both]
-        if there.method != "none" and there.params is None:
-            parts += [(there.dataset, side, "validation", SHARE) for side in both]
-    if there.bank is not None and (there.method != "none" or there.is_about_groups):
-        parts.append((there.bank, asked, "references", there.share))
-        if there.method in TWO_BANKS:
-            parts.append((there.dataset, found, "references", there.share))
-    return parts
-
-
 def _select_missing(
     folder: EmbeddingFolder, model: str, dataset: str, side: str, rows: IntArray
 ) -> IntArray | None:
     """Return the rows that are not there; None if nothing is left to do."""
-    place = folder.path(model, dataset)
     if side == "scores":
-        return None if (place / "reference-scores.npy").exists() else rows
+        there = folder.path(model, dataset) / "reference-scores.npy"
+        return None if there.exists() else rows
     path = folder.find(model, dataset, side)
     if path is not None:
         if not path.with_suffix(".json").exists():  # made elsewhere, and whole

@@ -302,6 +302,11 @@ class EmbeddingFolder:
         pairs = self.pairs(dataset)
         return pairs.captions if side == "texts" else [str(self.root / p) for p in pairs.images]
 
+    def whole(self, dataset: str) -> Part:
+        """Return all images and captions of a data set."""
+        pairs = self.pairs(dataset)
+        return Part(np.arange(len(pairs.images)), np.arange(len(pairs.captions)), pairs.image_of)
+
     def _pairs(self, dataset: str) -> Pairs:
         path = self.root / f"{dataset}.json"
         if not path.exists():

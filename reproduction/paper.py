@@ -38,6 +38,7 @@ GRIDS: dict[str, Any] = {
     "dualdis": _DBNORM,
     "dn": {"weight": (0.25, 0.5, 1.0)},
 }
+SIDES = ("images", "texts")
 TWO_BANKS = ("dualis", "dualdis")  # methods with a bank of gallery-side items as well
 
 # Names of data sets and banks, long and short, as the paper writes them.
@@ -81,6 +82,22 @@ class Experiment:
     def is_timed(self) -> bool:
         """Whether the figure is a time, or a quotient of times."""
         return self.metric in ("seconds", "speedup")
+
+    def list_inputs(self) -> list[tuple[Any, ...]]:
+        """List what the experiment reads: methods of `Material`, with their arguments."""
+        if self.kind == "scores":
+            return [("scores",)]
+        found: list[tuple[Any, ...]] = [("task", self.direction, "test")]
+        if self.is_about_groups:
+            found = [("groups",)]
+        if self.method != "none" and self.params is None:
+            found.append(("task", self.direction, "validation"))
+        if self.method != "none" or self.is_about_groups:
+            asked, wanted = SIDES if self.direction == "text" else SIDES[::-1]
+            found.append(("references", self.bank, asked, self.share))
+            if self.method in TWO_BANKS:
+                found.append(("references", self.dataset, wanted, self.share))
+        return found
 
     def on_other_data(self, name: str) -> "Experiment":
         """Return the experiment on other data, which has its own bank and one other bank."""

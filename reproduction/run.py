@@ -17,24 +17,24 @@ import json
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import nnnorm
 from nnnorm import NNN, Bias, NNNormError, NNNormWarning, Ranking, evaluation
-from nnnorm.errors import MissingExtraError
+from nnnorm.errors import MissingExtraError, quiet
 from nnnorm.evaluation import Task
 from nnnorm.files import make_folder, write_whole
 from nnnorm.methods import make_method
 from reproduction import say
-from reproduction.material import Groups, Material, NotThere, Shown
-from reproduction.paper import GRIDS, TWO_BANKS, Cell, Experiment, Figure, PaperTable
+from reproduction.material import Groups, Material, NotThere, Scores, Shown
+from reproduction.paper import GRIDS, Cell, Experiment, Figure, PaperTable
 from reproduction.runtime import Timed, describe_device, time_exact, time_index
 
-T = TypeVar("T")
 _PER_CENT = ("antihub_share", "precision@1", "precision@5")
 
 
@@ -49,8 +49,8 @@ def run_table(runner: "Runner", table: PaperTable, *, data: str | None = None) -
         cells = list(moved.values())
     done = []
     for number, cell in enumerate(cells, 1):
-        place = f"{number} of {len(cells)}"
-        say(f"{table.name}: {cell.experiment.model}, {cell.column} ({place})")
+        model = cell.experiment.model
+        say(f"{table.name}: {model}, {cell.column} ({number} of {len(cells)})")
         done.append(run_cell(runner, cell, by_rule=not table.is_timed))
     return done
 
@@ -127,14 +127,11 @@ class Runner:
         self.debug = debug  # a cell that fails stops the run
         self._open, self._seed, self._results, self._device = open_material, seed, results, device
         self.runs_on = describe_device(device)
-        self._done: dict[Hashable, Any] = {}
         self._opened: dict[str, dict[Hashable, Any]] = {}
 
-    def measure(self, experiment: Experiment) -> Figure:
+    @cache
+    def measure(self, there: Experiment) -> Figure:
         """Run one experiment, or take its figure from the results that were kept."""
-        return self._once("figure", experiment, lambda: self._find_or_measure(experiment))
-
-    def _find_or_measure(self, there: Experiment) -> Figure:
         if self._results is None:
             return self._measure(there)
         identity = {
@@ -153,13 +150,12 @@ class Runner:
 
     def _measure(self, there: Experiment) -> Figure:
         value, low, high = self._find_value(there)
-        used = None
-        if there.method != "none":
-            is_scores = there.kind == "scores"
-            bank = self._material(there, "scores").references.T if is_scores else self._bank(there)
-            used = {"bank": there.bank, "share": there.share, "n_references": len(bank)}
-            used |= self._setting(there) or {"method": "none"}
-        return Figure(value, low, high, used)
+        if there.method == "none":
+            return Figure(value, low, high)
+        is_scores = there.kind == "scores"
+        bank = self._material(there, "scores").references.T if is_scores else self._banks(there)[0]
+        used = {"bank": there.bank, "share": there.share, "n_references": len(bank)}
+        return Figure(value, low, high, {**used, **(self._setting(there) or {"method": "none"})})
 
     def _find_value(self, there: Experiment) -> tuple[Any, float | None, float | None]:
         metric = there.metric
@@ -182,10 +178,8 @@ class Runner:
             return _scale(evaluation.interval_of_mean(hits, clusters, seed=self._seed), 100)
         plain = there.without_correction()
         if metric == "gain":
-            before = self._evaluate(plain).hits(1)
-            gain = evaluation.interval_of_difference(
-                done.hits(1), before, clusters, seed=self._seed
-            )
+            after, before = done.hits(1), self._evaluate(plain).hits(1)
+            gain = evaluation.interval_of_difference(after, before, clusters, seed=self._seed)
             return _scale(gain, 100)
         counts = self.occurrences(there)
         if metric == "ks_p_value":
@@ -212,55 +206,49 @@ class Runner:
     def search_groups(self, experiment: Experiment, k: int) -> tuple[Groups, Ranking]:
         """Return a gallery in groups, and the first k items of its queries."""
         found: Groups = self._material(experiment, "groups")
-        plain = experiment.method == "none"
-        bias = None if plain else self._fit(experiment, found.gallery)
+        bias = None if experiment.method == "none" else self._fit(experiment, found.gallery)
         return found, nnnorm.search(found.queries, found.gallery, bias, k=k)
 
     def groups(self, experiment: Experiment) -> evaluation.Audit:
         """Return the audit of a gallery in groups, before and after the correction."""
-        corrected = replace(experiment, method="nnn", metric="")
+        return self._audit(replace(experiment, method="nnn", metric=""))
 
-        def audit() -> evaluation.Audit:
-            about: Groups = self._material(corrected, "groups")
-            return nnnorm.audit(
-                about.queries,
-                about.gallery,
-                self._fit(corrected, about.gallery),
-                groups=about.groups,
-                ks=(6, 10),
-                difference=about.difference,
-                target="equal",
-                labels=about.labels,
-                query_labels=about.asked,
-                seed=self._seed,
-            )
+    @cache
+    def _audit(self, there: Experiment) -> evaluation.Audit:
+        about: Groups = self._material(there, "groups")
+        return nnnorm.audit(
+            about.queries,
+            about.gallery,
+            self._fit(there, about.gallery),
+            groups=about.groups,
+            ks=(6, 10),
+            difference=about.difference,
+            target="equal",
+            labels=about.labels,
+            query_labels=about.asked,
+            seed=self._seed,
+        )
 
-        return self._once("groups", corrected, audit)
+    def _evaluate(self, there: Experiment) -> evaluation.Evaluation:
+        there = there.without_correction() if there.method == "none" else there
+        return self._evaluate_once(replace(there, metric=""))
 
-    def _evaluate(self, experiment: Experiment) -> evaluation.Evaluation:
-        plain = experiment.method == "none"
-        there = experiment.without_correction() if plain else experiment
-
-        def evaluate() -> evaluation.Evaluation:
-            if there.kind == "scores":
-                return self._evaluate_scores(there)
-            bias = None if plain else self._bias(there)
-            queries, gallery, truth = self._task(there, "test")
-            return nnnorm.evaluate(queries, gallery, bias, truth=truth)
-
-        return self._once("evaluation", replace(there, metric=""), evaluate)
-
-    def _evaluate_scores(self, there: Experiment) -> evaluation.Evaluation:
-        """Evaluate ready scores: the inner products of their columns with unit vectors."""
-        ready = self._material(there, "scores")
+    @cache
+    def _evaluate_once(self, there: Experiment) -> evaluation.Evaluation:
         bias = None
+        if there.kind == "scores":  # the inner products of their columns with unit vectors
+            ready = self._material(there, "scores")
+            if there.method != "none":
+                params = _check_k(there.params or {}, ready.references.shape[1])
+                bias = NNN(**params).fit_scores(ready.references)
+            items = np.eye(len(ready.test), dtype=np.float32)
+            queries = np.ascontiguousarray(ready.test.T, dtype=np.float32)
+            truth = np.arange(len(items))
+            return nnnorm.evaluate(queries, items, bias, truth=truth, normalize=False)
         if there.method != "none":
-            params = _check_k(there.params or {}, ready.references.shape[1])
-            bias = NNN(**params).fit_scores(ready.references)
-        n_items = len(ready.test)
-        items = np.eye(n_items, dtype=np.float32)
-        queries = np.ascontiguousarray(ready.test.T, dtype=np.float32)
-        return nnnorm.evaluate(queries, items, bias, truth=np.arange(n_items), normalize=False)
+            bias = self._bias(there)
+        queries, gallery, truth = self._task(there, "test")
+        return nnnorm.evaluate(queries, gallery, bias, truth=truth)
 
     def _bias(self, there: Experiment) -> Bias:
         if there.search == "index":
@@ -268,70 +256,62 @@ class Runner:
         return self._fit(there, self._task(there, "test").gallery)
 
     def _fit(self, there: Experiment, gallery: Any) -> Bias:
-        bank = self._bank(there)
+        bank, second = self._banks(there)
         params = _check_k(self._setting(there), len(bank))
         method = make_method(there.method if params else "none", **params)
-        second = self._gallery_bank(there) if params else None
+        second = second if params else None
         return method.fit(gallery, bank, gallery_references=second, duplicates="keep")
 
     def _setting(self, there: Experiment) -> Mapping[str, Any]:
         """Return the given parameters, or those that the experiment's rule chooses."""
         if there.params is not None:
             return there.params
-        shared = replace(there, metric="", search="exact", select="max")
-        tuning = self._once("tuning", shared, lambda: self._tune(shared))
+        tuning = self._tune(replace(there, metric="", search="exact", select="max"))
         if there.select == "one-standard-error":
             return tuning.best_by_rule.params
         return max(tuning.grid[1:], key=lambda cell: cell.recall_at_1).params
 
+    @cache
     def _tune(self, there: Experiment) -> evaluation.Tuning:
         """Try the paper's grid on the tuning images."""
-        bank = self._bank(there)
+        bank, second = self._banks(there)
         grid = GRIDS[there.method]
         if there.method == "nnn":
             grid = {**grid, "reference_k": [k for k in grid["reference_k"] if k <= len(bank)]}
         queries, gallery, truth = self._task(there, "validation")
-        with warnings.catch_warnings():
-            # Some of the paper's tables use a bank of another source on purpose.
-            warnings.filterwarnings("ignore", ".* do not look like the queries", NNNormWarning)
+        # Some of the paper's tables use a bank of another source on purpose.
+        with quiet(".* do not look like the queries"):
             return nnnorm.tune(
                 gallery,
                 bank,
                 queries=queries,
                 truth=truth,
                 methods=(there.method,),
-                gallery_references=self._gallery_bank(there),
+                gallery_references=second,
                 duplicates="keep",
                 grids={there.method: grid},
                 seed=self._seed,
             )
 
     def _timed(self, there: Experiment) -> Timed:
-        def measure() -> Timed:
-            sides, params = (
-                (self._task(there, "test").gallery, self._bank(there)),
-                self._setting(there),
-            )
-            if there.search == "exact":
-                return time_exact(*sides, **params, device=self._device)
-            return time_index(*sides, **params)
+        return self._time(replace(there, metric=""))
 
-        return self._once("seconds", replace(there, metric=""), measure)
+    @cache
+    def _time(self, there: Experiment) -> Timed:
+        gallery, bank = self._task(there, "test").gallery, self._banks(there)[0]
+        if there.search == "index":
+            return time_index(gallery, bank, **self._setting(there))
+        return time_exact(gallery, bank, **self._setting(there), device=self._device)
 
     # --- what experiments are made of ---
 
     def _task(self, there: Experiment, part: str) -> Task:
         return self._material(there, "task", there.direction, part)
 
-    def _bank(self, there: Experiment) -> Any:
-        side = "texts" if there.direction == "image" else "images"
-        return self._material(there, "references", there.bank, side, there.share)
-
-    def _gallery_bank(self, there: Experiment) -> Any:
-        if there.method not in TWO_BANKS:
-            return None
-        side = "images" if there.direction == "image" else "texts"
-        return self._material(there, "references", there.dataset, side, there.share)
+    def _banks(self, there: Experiment) -> list[Any]:
+        """Return the references, and those of the gallery's side or None."""
+        found = [self._material(there, *a) for a in there.list_inputs() if a[0] == "references"]
+        return [*found, None][:2]
 
     def _material(self, there: Experiment, what: str, *about: Any) -> Any:
         """Open material once per model; that of one model fits in memory, that of all doesn't."""
@@ -344,24 +324,9 @@ class Runner:
 
     def _digest_inputs(self, there: Experiment) -> list[str]:
         """Return digests of everything that the figure is computed from."""
-        if there.kind == "scores":
-            return _digest(self._material(there, "scores"))
-        if there.is_about_groups:
-            *parts, _ = self._material(there, "groups")  # what is shown changes no figure
-            return _digest([*parts, self._bank(there)])
-        parts = list(self._task(there, "test"))
-        if there.method != "none":
-            parts += [self._bank(there), self._gallery_bank(there)]
-            if there.params is None:
-                parts += self._task(there, "validation")
-        return _digest(parts)
-
-    def _once(self, what: str, there: Experiment, make: Callable[[], T]) -> T:
-        key = what, there
-        if key not in self._done:
-            self._done[key] = make()
-        found: T = self._done[key]
-        return found
+        return [
+            digest for a in there.list_inputs() for digest in _digest(self._material(there, *a))
+        ]
 
 
 def _check_k(params: Mapping[str, Any], n_references: int) -> dict[str, Any]:
@@ -375,15 +340,16 @@ def _scale(interval: Any, scale: float) -> tuple[float, float, float]:
     return scale * interval.mean, scale * interval.low, scale * interval.high
 
 
-def _digest(parts: Sequence[Any]) -> list[str]:
-    """Return a digest of each part: embeddings, arrays or lists of words."""
-    found = []
-    for part in parts:
-        if hasattr(part, "fingerprint"):
-            found.append(str(part.fingerprint))
-        elif isinstance(part, np.ndarray):
-            about = f"{part.dtype}{part.shape}".encode()
-            found.append(hashlib.sha256(about + np.ascontiguousarray(part).tobytes()).hexdigest())
-        else:
-            found.append(hashlib.sha256(json.dumps(part).encode()).hexdigest())
-    return found
+def _digest(part: Any) -> list[str]:
+    """Return digests of embeddings, arrays, lists of words, or tuples of these."""
+    if isinstance(part, Shown):  # which changes no figure
+        return []
+    if isinstance(part, Task | Groups | Scores):
+        return [digest for one in part for digest in _digest(one)]
+    if hasattr(part, "fingerprint"):
+        return [str(part.fingerprint)]
+    if isinstance(part, np.ndarray):
+        about, content = f"{part.dtype}{part.shape}", np.ascontiguousarray(part).tobytes()
+    else:
+        about, content = "", json.dumps(part).encode()
+    return [hashlib.sha256(about.encode() + content).hexdigest()]

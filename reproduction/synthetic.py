@@ -4,7 +4,7 @@ They run every experiment from end to end without the paper's models and picture
 can't be compared with the paper's and are never shown next to them.
 """
 
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,20 +30,14 @@ NOTES = {
 
 
 class _FivePerImage(Material):
-    """The common part: images in order, with five captions each."""
+    """Images in order, with five captions each, of every part; and captions of another bank."""
 
-    name: str
-
-    def _part(self, part: str) -> tuple[Floats, Floats]:
-        """Return images and captions of "test", "validation" or "references"."""
-        raise NotImplementedError
-
-    def _other_captions(self) -> Floats:
-        raise NotImplementedError
+    def __init__(self, name: str, parts: Mapping[str, tuple[Floats, Floats]], other: Floats):
+        self.name, self._parts, self._other = name, parts, other
 
     def part(self, part: str) -> tuple[Any, Any, npt.NDArray[np.int64]]:
-        rows = self._part(part)
-        images, captions = (open_embeddings(side, name=f"{part} of {self.name}") for side in rows)
+        name = f"{part} of {self.name}"
+        images, captions = (open_embeddings(side, name=name) for side in self._parts[part])
         return images, captions, np.arange(len(captions)) // _PER_IMAGE
 
     def references(self, bank: str, side: str, share: float) -> Embeddings:
@@ -52,12 +46,11 @@ class _FivePerImage(Material):
         elif side == "images":
             raise NotThere(f"{self.name} has no pictures of its other bank")
         else:
-            other = self._other_captions()
-            rows = other[_draw(len(other), share)]
+            rows = self._other[_draw(len(self._other), share)]
         return open_embeddings(rows, name="references")
 
     def show(self, direction: Direction) -> Shown:
-        images, captions = self._part("test")
+        images, captions = self._parts["test"]
         pictures = [f"picture {n}" for n in range(len(images))]
         texts = [f"caption {n}, of picture {n // _PER_IMAGE}" for n in range(len(captions))]
         return Shown(texts, pictures) if direction == "image" else Shown(pictures, texts)
@@ -66,11 +59,11 @@ class _FivePerImage(Material):
         raise NotThere(f"{self.name} has no groups and no text encoder for new questions")
 
     def scores(self) -> Scores:
-        images, captions = self._part("test")
+        images, captions = self._parts["test"]
         return Scores(images @ captions[::_PER_IMAGE].T, images @ self._share(SHARE)[1].T)
 
     def _share(self, share: float) -> tuple[Floats, Floats]:
-        images, captions = self._part("references")
+        images, captions = self._parts["references"]
         rows = _draw(len(images), share)
         return images[rows], captions[_captions_of(rows)]
 
@@ -87,18 +80,14 @@ def _captions_of(images: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 class _Shapes(_FivePerImage):
     """The pictures and captions of `load_shapes`."""
 
-    name = "shapes"
-
-    def _part(self, part: str) -> tuple[Floats, Floats]:
+    def __init__(self) -> None:
         shapes = load_shapes()
-        return {
+        parts = {
             "test": (shapes.gallery, shapes.queries),
             "validation": (shapes.validation_gallery, shapes.validation_queries),
             "references": (shapes.gallery_references, shapes.references),
-        }[part]
-
-    def _other_captions(self) -> Floats:
-        return load_shapes().other_references
+        }
+        super().__init__("shapes", parts, shapes.other_references)
 
     def show(self, direction: Direction) -> Shown:
         shapes = load_shapes()
@@ -135,29 +124,18 @@ class _Shapes(_FivePerImage):
         )
 
 
-class _Flickr8k(_FivePerImage):
-    """Embeddings of Flickr8k: image.npy, caption.npy, row numbers of the splits, COCO captions."""
-
-    name = "flickr8k"
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._load = cache(self._read)
-        needed = ["image", "caption", "coco_caption"]
-        needed += [f"{split}_images" for split in _SPLITS.values()]
-        if missing := [name for name in needed if not (folder / f"{name}.npy").is_file()]:
-            raise NNNormError(f"{folder} has no {missing[0]}.npy; expected embeddings of Flickr8k")
-
-    def _part(self, part: str) -> tuple[Floats, Floats]:
-        rows = self._load(f"{_SPLITS[part]}_images")
-        return self._load("image")[rows], self._load("caption")[_captions_of(rows)]
-
-    def _other_captions(self) -> Floats:
-        return self._load("coco_caption")
-
-    def _read(self, name: str) -> npt.NDArray[Any]:
-        stored = np.asarray(np.load(self._folder / f"{name}.npy", allow_pickle=False))
-        return stored if name.endswith("_images") else stored.astype(np.float32)
+def _open_flickr8k(folder: Path) -> Material:
+    """Open image.npy, caption.npy, the row numbers of the splits, and COCO captions."""
+    names = ("image", "caption", "coco_caption", *(f"{split}_images" for split in _SPLITS.values()))
+    if missing := [name for name in names if not (folder / f"{name}.npy").is_file()]:
+        raise NNNormError(f"{folder} has no {missing[0]}.npy; expected embeddings of Flickr8k")
+    stored = [np.load(folder / f"{name}.npy", allow_pickle=False) for name in names]
+    images, captions, other = (rows.astype(np.float32) for rows in stored[:3])
+    parts = {
+        part: (images[rows], captions[_captions_of(rows)])
+        for part, rows in zip(_SPLITS, stored[3:], strict=True)
+    }
+    return _FivePerImage("flickr8k", parts, other)
 
 
 def open_data(text: str) -> tuple[str, Material]:
@@ -166,5 +144,5 @@ def open_data(text: str) -> tuple[str, Material]:
     if text == "shapes":
         return name, _Shapes()
     if name == "flickr8k" and folder:
-        return name, _Flickr8k(Path(folder))
+        return name, _open_flickr8k(Path(folder))
     raise NNNormError(f"other data are shapes or flickr8k=FOLDER; got {text!r}")

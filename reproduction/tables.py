@@ -7,7 +7,7 @@ intervals are 95 % intervals, with the captions of an image resampled together.
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from nnnorm.report import Table
 from reproduction.material import EmbeddingFolder
@@ -15,13 +15,13 @@ from reproduction.paper import Cell, Figure, PaperTable, Value, load_paper
 from reproduction.synthetic import NOTES
 
 _DIGITS = {"kurtosis": 1, "mean_absolute_error": 1, "max": 0, "antihub_share": 1, "speedup": 2}
-_Line = Literal["ours", "by rule", "printed"]
-_LINES: dict[_Line, str] = {"ours": "", "by rule": "  1-SE rule", "printed": "  the paper"}
+_RULE = "  1-SE rule"
+_LINES = ("", _RULE, "  the paper")  # of a row; the first has its name
 _RULES = (
     "Tuned by the paper's rule, the maximum over its grid; 1-SE rule: by the one-standard-error "
     "rule, which may choose no correction."
 )
-_Column: TypeAlias = tuple[str, str]  # group and heading
+_Place: TypeAlias = tuple[str, tuple[str, str]]  # row, and group and heading of the column
 Found: TypeAlias = Mapping[str, Sequence[Cell]]
 _LETTERS = str.maketrans(
     {character: f"\\{character}" for character in "%&_#${}"}
@@ -36,24 +36,38 @@ _LETTERS = str.maketrans(
 class _Layout:
     """Cells in the paper's shape, by row and column."""
 
-    def __init__(self, table: PaperTable) -> None:
-        self._table = table
-        self.cells: dict[tuple[str, _Column], Cell] = {}
+    def __init__(self, table: PaperTable, cells: Mapping[_Place, Cell]) -> None:
+        self._table, self._cells = table, cells
+        self._figures = {
+            (place, line): figure
+            for place, cell in cells.items()
+            for line, figure in zip(_LINES, self._list_figures(cell), strict=True)
+            if figure is not None
+        }
+
+    def _list_figures(self, cell: Cell) -> tuple[Figure | None, ...]:
+        """Return the figures of each line."""
+        value, n_queries = cell.printed, self._table.n_queries
+        printed = None if value is None else Figure(value)
+        if n_queries is not None and isinstance(value, int | float):  # the ± of the paper
+            half = 196 * (value / 100 * (1 - value / 100) / n_queries) ** 0.5
+            printed = Figure(value, value - half, value + half)
+        return cell.figure, cell.by_rule, printed
 
     def to_table(self, title: str, notes: Sequence[str]) -> Table:
         """Make the table, without the rows of which nothing was measured."""
         rows: list[tuple[str, ...]] = []
         bold: set[tuple[int, int]] = set()
-        columns = list(dict.fromkeys(column for _, column in self.cells))
-        for row in dict.fromkeys(row for row, _ in self.cells):
-            if not any(self._figure(row, "ours", column) for column in columns):
+        columns = list(dict.fromkeys(column for _, column in self._cells))
+        for row in dict.fromkeys(row for row, _ in self._cells):
+            places = [(row, column) for column in columns]
+            if not any((place, "") in self._figures for place in places):
                 continue
-            for line, words in _LINES.items():
-                if any(self._figure(row, line, column) for column in columns):
-                    places = enumerate(columns, 1)
-                    bold |= {(len(rows), n) for n, c in places if self._is_best(row, line, c)}
-                    shown = (self._show(row, line, column) for column in columns)
-                    rows.append((words or row, *shown))
+            for line in _LINES:
+                if any((place, line) in self._figures for place in places):
+                    best = enumerate((self._is_best(place, line) for place in places), 1)
+                    bold |= {(len(rows), number) for number, is_best in best if is_best}
+                    rows.append((line or row, *(self._show(place, line) for place in places)))
         groups = tuple(group for group, _ in columns)
         if len(set(groups)) == 1 and len(groups) < len({cell.column for cell in self._table.cells}):
             groups = ()  # other data have one data set, which needs no heading
@@ -66,88 +80,66 @@ class _Layout:
             frozenset(bold),
         )
 
-    def _figure(self, row: str, line: _Line, column: _Column) -> Figure | None:
-        cell = self.cells.get((row, column))
-        if cell is None:
-            return None
-        if line == "ours":
-            return cell.figure
-        if line == "by rule":
-            return cell.by_rule
-        value, n_queries = cell.printed, self._table.n_queries
-        if n_queries is not None and isinstance(value, int | float):  # the ± of the paper
-            half = 196 * (value / 100 * (1 - value / 100) / n_queries) ** 0.5
-            return Figure(value, value - half, value + half)
-        return None if value is None else Figure(value)
-
-    def _show(self, row: str, line: _Line, column: _Column) -> str:
-        figure = self._figure(row, line, column)
+    def _show(self, place: _Place, line: str) -> str:
+        figure = self._figures.get((place, line))
         if figure is None:
-            return "–" if line == "ours" else ""
-        there = self.cells[row, column].experiment
+            return "" if line else "–"
+        there, shows = self._cells[place].experiment, self._table.shows
         text = show_value(figure.value, there.metric)
         if isinstance(figure.value, tuple):
             return text
         if there.metric == "gain":
             return _signed(figure.value)
-        if there.metric in ("seconds", "speedup"):
+        if there.is_timed:
             return text + (" s" if there.metric == "seconds" else "x")
-        if self._table.shows == "interval" and figure.low is not None and figure.high is not None:
+        if shows == "interval" and figure.low is not None and figure.high is not None:
             return f"{text} ± {(figure.high - figure.low) / 2:.2f}"
-        if self._table.shows == "change" and there.method != "none":
-            before = self._original(row, line, column)
-            if before is not None:
-                return f"{text} ({_signed(figure.value - before)})"
-        return text
+        before = self._original(place, line) if shows == "change" else None
+        if before is None or there.method == "none":
+            return text
+        return f"{text} ({_signed(figure.value - before)})"
 
-    def _original(self, row: str, line: _Line, column: _Column) -> float | None:
+    def _original(self, place: _Place, line: str) -> float | None:
         """Return the uncorrected figure of the same row and group of columns."""
-        source: _Line = "printed" if line == "printed" else "ours"
-        for (other_row, other), cell in self.cells.items():
-            if other_row == row and other[0] == column[0] and cell.experiment.method == "none":
-                figure = self._figure(row, source, other)
+        row, (group, _) = place
+        for other, cell in self._cells.items():
+            if (other[0], other[1][0], cell.experiment.method) == (row, group, "none"):
+                figure = self._figures.get((other, "" if line == _RULE else line))
                 if figure is not None and not isinstance(figure.value, tuple):
                     return figure.value
         return None
 
-    def _is_best(self, row: str, line: _Line, column: _Column) -> bool:
-        best = self._table.best
-        if best is None or line == "by rule" or (row, column) not in self.cells:
+    def _is_best(self, place: _Place, line: str) -> bool:
+        best, ranks = self._table.best, {}
+        if best is None or line == _RULE or place not in self._cells:
             return False
-        if best == "smaller":
-            metric = self.cells[row, column].experiment.metric
-            rivals = [
-                place
-                for place, cell in self.cells.items()
-                if place[1] == column and cell.experiment.metric == metric
-            ]
-        else:
-            part = 0 if best == "group" else 1
-            rivals = [p for p in self.cells if p[0] == row and p[1][part] == column[part]]
-        ranks = {place: self._rank(*place, line) for place in rivals}
-        known = [rank for rank in ranks.values() if rank is not None]
-        return len(known) > 1 and ranks[row, column] == max(known)
+        for rival in self._cells:
+            if self._competes(rival, place, best) and (rival, line) in self._figures:
+                value, metric = self._figures[rival, line].value, self._metric(rival)
+                if not isinstance(value, tuple):  # as it is printed, larger for better
+                    ranks[rival] = round(value, _digits(metric)) * (-1 if best == "smaller" else 1)
+        return len(ranks) > 1 and ranks.get(place) == max(ranks.values())
 
-    def _rank(self, row: str, column: _Column, line: _Line) -> float | None:
-        """Return the figure as it is printed, larger for better."""
-        figure = self._figure(row, line, column)
-        if figure is None or isinstance(figure.value, tuple):
-            return None
-        value = round(figure.value, _digits(self.cells[row, column].experiment.metric))
-        return -value if self._table.best == "smaller" else value
+    def _competes(self, rival: _Place, place: _Place, best: str) -> bool:
+        if best == "smaller":
+            return rival[1] == place[1] and self._metric(rival) == self._metric(place)
+        part = 0 if best == "group" else 1
+        return rival[0] == place[0] and rival[1][part] == place[1][part]
+
+    def _metric(self, place: _Place) -> str:
+        return self._cells[place].experiment.metric
 
 
 def lay_out(table: PaperTable, found: Found, notes: Sequence[str], *, other: bool) -> Table:
     """Lay out figures in the paper's shape, with its own below, or by name of the other data."""
-    layout = _Layout(table)
-    in_rows = other and table.has_models_in_rows
+    in_rows, placed = other and table.has_models_in_rows, {}
     for name, cells in found.items():
         for cell in cells:
             column = cell.fill_headings("Other" if in_rows else None)
             if other and column[0] == column[1]:
                 column = ("", column[1])
-            layout.cells[name if in_rows else cell.row, column] = cell
-    return layout.to_table(*_title_and_notes(table, found, notes, other=other))
+            placed[name if in_rows else cell.row, column] = cell
+    return _Layout(table, placed).to_table(*_title_and_notes(table, found, notes, other=other))
 
 
 def _title_and_notes(
@@ -155,9 +147,7 @@ def _title_and_notes(
 ) -> tuple[str, list[str]]:
     every = [cell for cells in found.values() for cell in cells]
     rules = [_RULES] if any(cell.by_rule is not None for cell in every) else []
-    missing: list[str] = []
-    for cells in found.values():
-        missing += [note for note in _missing_notes(cells) if note not in missing]
+    missing = dict.fromkeys(note for cells in found.values() for note in _missing_notes(cells))
     more = [*notes, *_used_notes(table, every), *missing]
     if other:
         first = "Other models and data than the paper's, so not comparable with it."
@@ -172,15 +162,13 @@ def _used_notes(table: PaperTable, cells: Sequence[Cell]) -> list[str]:
     """Say which bank and setting were used where the paper does not."""
     if table.name != "cross-attention":
         return []
-    notes = []
-    for cell in cells:
-        used = cell.figure and cell.figure.used
-        if used:
-            notes.append(
-                f"{cell.experiment.model}: {used['n_references']:,} references "
-                f"({100 * used['share']:g} % of train), k = {used['reference_k']}, "
-                f"α = {used['alpha']:g}."
-            )
+    used = [(cell.experiment.model, cell.figure.used) for cell in cells if cell.figure]
+    notes = (
+        f"{model}: {about['n_references']:,} references ({100 * about['share']:g} % of train), "
+        f"k = {about['reference_k']}, α = {about['alpha']:g}."
+        for model, about in used
+        if about
+    )
     return list(dict.fromkeys(notes))
 
 

@@ -138,7 +138,7 @@ def test_a_bank_gives_the_numbers_of_its_rows(made, tmp_path):
     bank.save(tmp_path / "bank.safetensors")
     from_file = Corrector.fit(made.gallery, tmp_path / "bank.safetensors", normalize=True)
     assert from_file.fingerprint == corrector.fingerprint
-    with pytest.raises(NNNormError, match="gallery is not"):
+    with pytest.raises(NNNormError, match="gallery does not"):
         Corrector.fit(3 * made.gallery, bank)
 
 

@@ -109,10 +109,9 @@ def test_inner_products_of_augmented_vectors_are_the_corrected_scores(small):
 def test_a_ranking_file_that_is_none_is_rejected(tmp_path):
     (tmp_path / "text.npz").write_text("hello")
     np.savez(tmp_path / "other.npz", other=np.eye(2))
-    for name in ("text.npz", "other.npz"):
-        with pytest.raises(
-            NNNormError, match=r"can't be read as a ranking .* another kind of file"
-        ):
+    for name, kind in (("text.npz", ".npz"), ("other.npz", "a ranking")):
+        words = rf"can't be read as {kind} .* another kind of file"
+        with pytest.raises(NNNormError, match=words):
             Ranking.load(tmp_path / name)
     with pytest.raises(NNNormError, match="there is no ranking file"):
         Ranking.load(tmp_path / "missing.npz")
@@ -159,9 +158,9 @@ def test_a_bias_of_normalized_rows_is_rejected_for_raw_ones_and_says_why(small):
 
 def test_normalized_and_raw_rows_are_not_searched_together(small):
     unit = open_embeddings(small.gallery, name="gallery", normalize=True)
-    with pytest.raises(NNNormError, match="gallery is normalized and queries is not"):
+    with pytest.raises(NNNormError, match="gallery has unit norms and queries does not"):
         search(5 * small.queries, unit)
-    with pytest.raises(NNNormError, match="gallery is normalized and references is not"):
+    with pytest.raises(NNNormError, match="gallery has unit norms and references does not"):
         NNN().fit(unit, 5 * small.references)
 
 

@@ -22,10 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, hide_secrets, require, show_url, warn
-from nnnorm.files import available_memory, check_memory, check_regular, make_mapped, unreadable
+from nnnorm.files import available_memory, check_memory, check_regular, make_mapped, reading
 
 Array: TypeAlias = npt.NDArray[Any]
 Ids: TypeAlias = npt.NDArray[Any]
+# Names the columns to read, given the header.
+Choose: TypeAlias = Callable[[list[str]], Sequence[str]]
 
 # A Path drops the second slash of a URL. A single letter is a Windows drive.
 _URL = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)$", re.DOTALL)
@@ -47,27 +49,39 @@ _LEAST_BYTES = 2  # of a value: float16
 def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], str, Ids | None]:
     """Read a file, the shards of a folder, or the files of a pattern or URL, without checks.
 
-    Returns the arrays, the path to show in messages, and the ids of the rows, if any.
+    Returns the arrays, the name with the path as it is shown, and the ids of the rows if any.
     """
     path = os.fspath(source)
     url = _URL.match(path)
     if url is None or url[1] == "file":
         if url is not None:
             path = url[2] if Path(url[2]).drive else f"/{url[2]}"  # file:///C:/photos.npy
-        full = f"{name} ({path})"
-        files = _list_files(Path(path), full)
+        name = f"{name} ({path})"
+        files = _list_files(Path(path), name)
     else:
         address = f"{url[1]}://{url[2]}"
-        path = show_url(address)
-        full = f"{name} ({path})"
-        files = _fetch(address, full)
-    there, size = available_memory(), sum(file.stat().st_size for file in files)
-    to_disk = there is not None and size > there // _LARGE_SHARE
-    read = [_read_file(file, full, to_disk) for file in files if file.name != IDS_FILE]
-    parts = [part for part, _ in read]
-    if files[-1].name == IDS_FILE:
-        return parts, path, _read_names(files[-1], sum(map(len, parts)), full)
-    return parts, path, _join_ids([ids for _, ids in read], full)
+        name = f"{name} ({show_url(address)})"
+        files = _fetch(address, name)
+    memory, size = available_memory(), sum(file.stat().st_size for file in files)
+    to_disk = memory is not None and size > memory // _LARGE_SHARE
+    parts: list[Array] = []
+    ids: list[Any] = []
+    for file in files:
+        if file.name == IDS_FILE:  # of `nnnorm encode`, one per line
+            ids = file.read_bytes().decode("utf-8", "replace").split("\n")[:-1]
+        elif file.suffix == ".parquet":
+            check_regular(file, f"{name}: {file}")
+            part, own = _read_parquet(file, name, to_disk)
+            parts, ids = [*parts, part], ids + own
+        else:
+            parts.append(_read_array(file, name))
+    if not ids:
+        return parts, name, None
+    try:
+        return parts, name, check_names(ids, sum(map(len, parts)), "ids", name)
+    except NNNormError as error:
+        warn(f"{error}; they are left out, and rows go by their numbers unless you pass ids")
+        return parts, name, None
 
 
 def _fetch(url: str, name: str) -> list[Path]:
@@ -111,8 +125,8 @@ def _list_files(path: Path, name: str) -> list[Path]:
     """Return the file itself, the shards of a folder, or the files of a pattern."""
     check_regular(path, name)
     if path.is_dir():
-        shards = find_shards(path, name)
-        names = shards[0].with_name(IDS_FILE)  # of `nnnorm encode`
+        shards = _find_shards(path, name)
+        names = shards[0].with_name(IDS_FILE)
         return [*shards, names] if shards[0].suffix == ".npy" and names.is_file() else shards
     if path.exists():
         if path.suffix not in _SUFFIXES:
@@ -129,7 +143,7 @@ def _list_files(path: Path, name: str) -> list[Path]:
     return [file for _, file in numbered] if len(numbered) == len(files) else files
 
 
-def find_shards(folder: Path, name: str) -> list[Path]:
+def _find_shards(folder: Path, name: str) -> list[Path]:
     """List the shards of a folder by their numbers: ``img_emb_2`` before ``img_emb_10``."""
     if folder.suffix == ".partial":
         raise NNNormError(
@@ -138,15 +152,13 @@ def find_shards(folder: Path, name: str) -> list[Path]:
         )
     shards = _numbered(folder.glob("*.npy")) or _numbered(folder.glob("*.parquet"))
     if not shards:
-        found = [sub for sub in _SHARD_FOLDERS if (folder / sub).is_dir()]
+        found = [folder / sub for sub in _SHARD_FOLDERS if (folder / sub).is_dir()]
         if len(found) == 1:
-            return find_shards(folder / found[0], name)
-        if found:
-            choices = " or ".join(str(folder / sub) for sub in found)
-            raise NNNormError(f"{name} holds both kinds of embeddings; pass {choices}")
+            return _find_shards(found[0], name)
+        choices = " or ".join(map(str, found)) or "a folder such as img_emb/ with img_emb_0.npy, …"
         raise NNNormError(
-            f"{name} is a folder without numbered .npy or .parquet shards; "
-            "expected a file, or a folder such as img_emb/ with img_emb_0.npy, img_emb_1.npy, …"
+            f"{name} is a folder without numbered .npy or .parquet shards; expected a file, or "
+            f"{choices}"
         )
     numbers = [number for number, _ in shards]
     # Only the first gap: numbers such as dates may be far apart.
@@ -166,72 +178,41 @@ def _numbered(files: Iterable[Path]) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), file) for match, file in found if match)
 
 
-def _read_file(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any] | None]:
-    check_regular(path, f"{name}: {path}")
-    try:
-        if path.suffix == ".npy":
-            return np.lib.format.open_memmap(path, mode="r"), None  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
-        if path.suffix == ".npz":
-            (array,) = read_npz(path, only=("embedding", "embeddings"), name=name).values()
-            return array, None
-    except NNNormError:
-        raise
-    except Exception as error:  # numpy, zipfile, zlib and tokenize raise their own errors
-        if isinstance(error, ValueError) and "object" in str(error).lower():
-            raise NNNormError(
-                f"{name} holds Python objects, which are never unpickled; "
-                "save a float array with numpy.save"
-            ) from error
-        raise unreadable(name, path.suffix, error) from error
-    return _read_parquet(path, name, to_disk)
+def _read_array(path: Path, name: str) -> Array:
+    if path.suffix == ".npy":
+        return map_npy(path, name)
+    arrays = read_npz(path, name, only=("embedding", "embeddings"))
+    if len(arrays) != 1:
+        raise NNNormError(
+            f"{name} must hold one array, or one named 'embedding'; got {len(arrays)}: "
+            f"{', '.join(arrays) or 'none'}"
+        )
+    return next(iter(arrays.values()))
+
+
+def map_npy(path: str | os.PathLike[str], name: str | None = None) -> Array:
+    """Map a `.npy` file into memory, or raise an error that says why it can't be read."""
+    check_regular(path, name and f"{name}: {path}")
+    with reading(name or path, ".npy"):
+        return np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
 
 
 def read_npz(
-    path: str | os.PathLike[str], *, only: Sequence[str] = (), name: str | None = None
+    path: str | os.PathLike[str], name: str | None = None, *, only: Sequence[str] = ()
 ) -> dict[str, Array]:
-    """Read the arrays of a `.npz` file: all, or the only one, or the one with one of the names."""
+    """Read the arrays of a `.npz` file, or only those of some names if it has one of them."""
     check_regular(path, name)
-    with zipfile.ZipFile(path) as archive:
+    with reading(name or path, ".npz"), zipfile.ZipFile(path) as archive:
         entries = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
-        keys = [key for key in entries if key in only] or list(entries)
-        if only and len(keys) != 1:
-            raise NNNormError(
-                f"{name} must hold one array, or one named {only[0]!r}; "
-                f"got {len(entries)}: {', '.join(entries) or 'none'}"
-            )
         arrays = {}
-        for key in keys:
+        for key in [key for key in entries if key in only] or list(entries):
             check_memory(entries[key].file_size, str(name or path))
             with archive.open(entries[key]) as file:
                 arrays[key] = np.lib.format.read_array(file, allow_pickle=False)  # type: ignore[no-untyped-call,unused-ignore]
         return arrays
 
 
-def read_npy(path: str | os.PathLike[str]) -> Array:
-    """Read a whole `.npy` file; raise a `ValueError` or `OSError` if it can't be read."""
-    check_regular(path)
-    try:
-        return np.array(np.lib.format.open_memmap(path, mode="r"))  # type: ignore[no-untyped-call,unused-ignore]
-    except (OSError, ValueError):
-        raise
-    except Exception as error:  # numpy parses the header with ast and tokenize
-        raise ValueError(first_line(error)) from error
-
-
 # --- parquet -----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _open_parquet(path: Path, name: str) -> Iterator[Any]:
-    pyarrow = require("pyarrow", "parquet")
-    parquet = require("pyarrow.parquet", "parquet")
-    try:
-        with parquet.ParquetFile(path, pre_buffer=False) as file:  # not all of it at once
-            yield file
-    except NNNormError:
-        raise
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise unreadable(name, "parquet", error) from error
 
 
 def check_columns(name: object, needed: Sequence[str], header: list[str]) -> None:
@@ -246,123 +227,115 @@ def check_columns(name: object, needed: Sequence[str], header: list[str]) -> Non
             raise NNNormError(f"{name} has the column {column} twice; rename one of them")
 
 
-def read_cells(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> dict[str, list[Any]]:
-    """Read columns of a parquet file as Python values; `choose` names them, given the header."""
-    with _open_parquet(path, str(path)) as file:
-        chosen = list(choose(file.schema_arrow.names))
-        check_columns(path, chosen, file.schema_arrow.names)
-        check_memory(sum(_announced(file, chosen)), str(path))
-        table = file.read(columns=chosen)
-        return {column: table.column(column).to_pylist() for column in chosen}
+@contextlib.contextmanager
+def _open_parquet(
+    path: Path, name: str, choose: Choose, *, in_parts: bool = False
+) -> Iterator[tuple[Any, list[str]]]:
+    """Open a file, and choose columns that fit in memory, packed or not, whole or in row groups."""
+    require("pyarrow", "parquet")
+    parquet = require("pyarrow.parquet", "parquet")
+    # Not all of it is read at once.
+    with reading(name, "parquet"), parquet.ParquetFile(path, pre_buffer=False) as file:
+        columns = list(choose(file.schema_arrow.names))
+        check_columns(name, columns, file.schema_arrow.names)
+        sizes = [0]
+        for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
+            parts = map(group.column, range(group.num_columns))
+            found = [part for part in parts if part.path_in_schema.partition(".")[0] in columns]
+            unpacked = _LEAST_BYTES * sum(part.num_values for part in found)
+            sizes.append(max(unpacked, sum(part.total_uncompressed_size for part in found)))
+        check_memory(max(sizes) if in_parts else sum(sizes), name)
+        yield file, columns
+
+
+def read_cells(path: Path, choose: Choose) -> dict[str, list[Any]]:
+    """Read columns of a parquet file as Python values."""
+    with _open_parquet(path, str(path), choose) as (file, columns):
+        table = file.read(columns=columns)
+        return {column: table.column(column).to_pylist() for column in columns}
 
 
 def read_batches(
-    path: Path, column: str, others: Sequence[str]
-) -> Iterator[tuple[Array, dict[str, Any]]]:
-    """Read embeddings and other columns of a parquet file in batches."""
-    with _open_parquet(path, str(path)) as file:
-        sizes = _announced(file, (column, *others))
-        check_memory(max(sizes, default=0), f"a row group of {path}")
-        for rows, batch in _embedding_batches(file, str(path), column, others):
-            yield rows, {name: np.asarray(batch.column(name)) for name in others}
+    path: Path, name: str, choose: Choose, *, in_parts: bool = True
+) -> Iterator[tuple[int, Array, dict[str, Any]]]:
+    """Read embeddings, the first of the chosen columns, and the others in batches.
 
+    Each comes with the number of rows in the file.
+    """
+    with _open_parquet(path, name, choose, in_parts=in_parts) as (file, columns):
+        from pyarrow import types
 
-def _read_parquet(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any] | None]:
-    """Read the column `embedding` into memory or a temporary file, and a column `id`."""
-    with _open_parquet(path, name) as file:
-        if not to_disk:
-            check_memory(sum(_announced(file, (_COLUMN, _IDS))), name)
-        others = [_IDS] if _IDS in file.schema_arrow.names else []
-        n_rows, start = file.metadata.num_rows, 0
-        ids: list[Any] = []
-        whole = np.empty((0, 0), dtype=np.float32)
-        for rows, batch in _embedding_batches(file, name, _COLUMN, others):
-            if start == 0:
-                shape = n_rows, rows.shape[1]
-                if to_disk:
-                    place = _make_temporary() / "embedding.npy"
-                    whole = make_mapped(place, rows.dtype, shape)
-                else:
-                    check_memory(n_rows * rows.nbytes // len(rows), name)
-                    whole = np.empty(shape, dtype=rows.dtype)
-            whole[start : start + len(rows)] = rows
-            start += len(rows)
-            ids += batch.column(_IDS).to_pylist() if others else []
-        if start != n_rows:  # rows that weren't read must not be used as embeddings
+        column, *others = columns
+        kind = file.schema_arrow.field(column).type
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        if not is_list or not types.is_floating(kind.value_type):
+            raise NNNormError(f"{name}: column {column!r} must be a list of floats; it is {kind}")
+        n_rows, start, dim = file.metadata.num_rows, 0, None
+        for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
+            found = batch.column(column)
+            if not len(found):
+                continue
+            if found.null_count:
+                row = start + found.is_valid().to_pylist().index(False)
+                raise NNNormError(f"{name}: column {column!r} is empty in row {row}; fill it")
+            lengths = np.asarray(found.value_lengths())
+            dim = int(lengths[0]) if dim is None else dim
+            if len(wrong := np.flatnonzero(lengths != dim)):
+                raise NNNormError(
+                    f"{name}: all rows of {column!r} must share dim; row {start + wrong[0]} has "
+                    f"{lengths[wrong[0]]} numbers, row 0 has {dim}"
+                )
+            rows = found.flatten().to_numpy(zero_copy_only=False).reshape(len(found), -1)
+            yield n_rows, rows, {other: np.asarray(batch.column(other)) for other in others}
+            start += len(found)
+        if start != n_rows:  # rows that were never read must not pass for embeddings
             raise ValueError(f"{n_rows} rows announced, {start} found")
-        whole.flags.writeable = False
-        return whole, ids if others else None
 
 
-def _embedding_batches(
-    file: Any, name: str, column: str, others: Sequence[str]
-) -> Iterator[tuple[Array, Any]]:
-    """Embeddings, and the batch that they are a column of, with some other columns."""
-    from pyarrow import types
+def _read_parquet(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any]]:
+    """Read the column `embedding` into memory or a temporary file, and a column `id`."""
 
-    schema = file.schema_arrow
-    check_columns(name, (column, *others), schema.names)
-    kind = schema.field(column).type
-    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    if not is_list or not types.is_floating(kind.value_type):
-        raise NNNormError(f"{name}: column {column!r} must be a list of floats; it is {kind}")
-    start, dim = 0, None
-    for batch in file.iter_batches(_BATCH_ROWS, columns=[column, *others]):
-        found = batch.column(column)
-        if not len(found):
-            continue
-        if found.null_count:
-            row = start + found.is_valid().to_pylist().index(False)
-            raise NNNormError(f"{name}: column {column!r} is empty in row {row}; remove that row")
-        lengths = np.asarray(found.value_lengths())
-        dim = int(lengths[0]) if dim is None else dim
-        if len(wrong := np.flatnonzero(lengths != dim)):
-            raise NNNormError(
-                f"{name}: all rows of {column!r} must share dim; row {start + wrong[0]} has "
-                f"{lengths[wrong[0]]} numbers, row 0 has {dim}"
-            )
-        yield found.flatten().to_numpy(zero_copy_only=False).reshape(len(found), -1), batch
-        start += len(found)
+    def choose(header: list[str]) -> list[str]:
+        return [_COLUMN, _IDS] if _IDS in header else [_COLUMN]
+
+    start, ids = 0, list[Any]()
+    whole = np.empty((0, 0), dtype=np.float32)
+    for n_rows, rows, others in read_batches(path, name, choose, in_parts=to_disk):
+        if start == 0 and to_disk:
+            place = _make_temporary() / "embedding.npy"
+            whole = make_mapped(place, rows.dtype, (n_rows, rows.shape[1]))
+        elif start == 0:
+            check_memory(n_rows * rows.nbytes // len(rows), name)
+            whole = np.empty((n_rows, rows.shape[1]), dtype=rows.dtype)
+        whole[start : start + len(rows)] = rows
+        start += len(rows)
+        ids += others[_IDS].tolist() if others else []
+    whole.flags.writeable = False
+    return whole, ids
 
 
-def _announced(file: Any, columns: Sequence[str]) -> list[int]:
-    """Return the packed or unpacked bytes of columns per row group, whichever is more."""
-    sizes = []
-    for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
-        parts = map(group.column, range(group.num_columns))
-        found = [part for part in parts if part.path_in_schema.partition(".")[0] in columns]
-        unpacked = _LEAST_BYTES * sum(part.num_values for part in found)
-        sizes.append(max(unpacked, sum(part.total_uncompressed_size for part in found)))
-    return sizes
+# --- ids ---------------------------------------------------------------------------------------
 
 
-def _read_names(path: Path, n_rows: int, name: str) -> Ids:
-    """Read the ids of a folder of embeddings, one per line."""
-    ids = path.read_bytes().decode("utf-8", "replace").split("\n")[:-1]
-    if len(ids) != n_rows:
-        raise NNNormError(
-            f"{name} has {n_rows} rows, and {len(ids)} ids in {IDS_FILE}; encode them again, or "
-            "remove that file"
-        )
-    return np.array(ids)
-
-
-def _join_ids(found: list[list[Any] | None], name: str) -> Ids | None:
-    """Join the ids of all files; warn unless there is one per row."""
-    if not any(found):
-        return None
-    values = [value for ids in found for value in ids or [None]]
-    kinds = {type(value) for value in values}
-    if kinds == {str} and any(value.endswith("\0") for value in values):
-        raise NNNormError(
-            f"the column 'id' of {name} has an id that ends with a NUL character, which numpy "
-            "drops; remove it"
-        )
-    with contextlib.suppress(OverflowError):
-        if kinds in ({int}, {str}):
-            return np.array(values, str if kinds == {str} else np.int64)
-    warn(
-        f"the column 'id' of {name} is left out: ids are strings, or whole numbers of 64 bits with "
-        "a sign, one in every row of all files; rows go by their numbers unless you pass ids"
-    )
-    return None
+def check_names(ids: Any, n_items: int, what: str, name: str) -> Ids:
+    """Return ids or parents as an array of int64 or str, or raise unless there is one per item."""
+    # An object array keeps the values apart that numpy would turn into strings: ["a", 1].
+    array = ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=object)
+    values = array.tolist()
+    problem = f"got shape {array.shape}, not ({n_items},)"
+    if array.shape == (n_items,):
+        texts = [value for value in values if isinstance(value, str)]
+        kinds = (str, int, np.integer)
+        wrong = [one for one in values if isinstance(one, bool) or not isinstance(one, kinds)]
+        cut = [text for text in texts if text.endswith("\0")]
+        if wrong:
+            problem = f"got {wrong[0]!r}"
+        elif cut:
+            problem = f"{cut[0]!r} ends with a NUL character, which numpy drops"
+        elif 0 < len(texts) < n_items:
+            problem = f"pass all of them as strings, as {texts[0]!r} is one"
+        else:
+            with contextlib.suppress(OverflowError):
+                return np.array(values, dtype=str if texts else np.int64)
+            problem = "a number does not fit in 64 bits with a sign"
+    raise NNNormError(f"{what} must be one whole number or string per item of {name}; {problem}")

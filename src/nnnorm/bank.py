@@ -1,37 +1,31 @@
 """`Bank`: past queries in a file that you update.
 
-A bank has each unique query once (`dedup`), with the number of times and the last time it was
-asked. With `max_references`, it keeps a random sample, which prefers recent queries if there is a
-half-life. It is saved as one `.safetensors` file with unit rows in float16. A
-call that fails changes nothing.
+A bank keeps every unique query once (`dedup`), with how often and when it was asked. It keeps all
+of them, or with `max_references` a random sample. It is saved as one `.safetensors` file with unit
+rows in float16, replaced as a whole. A call that fails changes nothing.
 
 Adding A and then B gives the same equal rows as adding both at once. Beyond 4,096 rows, the
 near-duplicates that are found may depend on how rows are divided into calls.
 """
 
-import math
 import os
 from collections.abc import Iterator
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from itertools import chain
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.dedup import (
-    NEAR_COPY,
-    UniqueRows,
-    describe_unique,
-    draw_luck,
-)
+from nnnorm.dedup import NEAR_COPY, UniqueRows, describe_unique
 from nnnorm.embeddings import (
     Embeddings,
     IntArray,
     Source,
     check_like_norms,
     check_norms,
+    check_rows,
     measure_rows,
     open_embeddings,
 )
@@ -43,12 +37,8 @@ from nnnorm.version import __version__
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
 _MAKER = "nnnorm bank"
-# Fields that a file has next to the arrays; all others are derived from these.
-_SETTINGS = (
-    *("n_seen", "n_forgotten", "created", "normalized"),
-    *("half_life", "max_references", "seed"),
-)
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+# What a file keeps next to the arrays; all else in it follows from these.
+_SETTINGS = ("n_seen", "n_forgotten", "created", "normalized", "max_references", "seed")
 _A_DAY = 86400.0  # times without an offset may be local ones, up to 14 hours before UTC
 
 
@@ -64,6 +54,7 @@ class _Kept(NamedTuple):
         return _Kept(*(some[which] for some in self))
 
 
+@dataclass(eq=False, repr=False)
 class Bank:
     """Unique past queries, with the number of times each was asked.
 
@@ -81,9 +72,16 @@ class Bank:
     array([1., 1.], dtype=float32)
     """
 
-    def __init__(self, kept: _Kept, about: dict[str, Any]) -> None:
-        self._kept, self._about = kept, about
-        self._opened: Embeddings | None = None
+    _kept: _Kept
+    # Number of queries that were added so far, and that `forget` dropped, copies included.
+    n_seen: int
+    n_forgotten: int
+    created: str
+    # Whether rows are divided by their norms.
+    normalized: bool
+    max_references: int | None
+    seed: int
+    _opened: Embeddings | None = None
 
     @classmethod
     def of(
@@ -93,7 +91,6 @@ class Bank:
         times: Any = None,
         counts: Any = None,
         column: str = "embedding",
-        half_life: float | str | timedelta | None = None,
         max_references: int | None = None,
         seed: int = 0,
         normalize: bool | None = None,
@@ -108,15 +105,11 @@ class Bank:
             read in parts, with limited memory.
         times : sequence or str, optional
             When each query was asked: dates, or seconds since 1970. For a log, the name of a
-            column. Needed for `half_life` and `forget`.
+            column. Needed for `forget`.
         counts : sequence of int or str, optional
             How often each query was asked. For a log, the name of a column.
         column : str
             The column of a log that has the embeddings, a list of numbers per row.
-        half_life : float, str or timedelta, optional
-            After this time without being asked, a query is half as likely to be kept. Only used if
-            there are more unique queries than `max_references`. A timedelta, a text such as
-            ``"30d"`` (also s, m, h and w), or seconds.
         max_references : int, optional
             If there are more unique queries, keep a random sample of this size. By default all are
             kept.
@@ -134,31 +127,23 @@ class Bank:
         Examples
         --------
         >>> import numpy as np
-        >>> Bank.of(np.eye(3), times=["2026-05-01"] * 3, half_life="30d")
+        >>> Bank.of(np.eye(3), times=["2026-05-01"] * 3)
         Bank(3 unique of 3 queries, dim 3, seen 2026-05-01)
         >>> Bank.of("queries.parquet", times="asked_at")  # doctest: +SKIP
         Bank(55,123 unique of 1,000,000 queries, dim 512, seen 2026-01-01 to 2026-05-31)
         """
-        _check_whole("seed", seed, 0)
-        if max_references is not None:
-            _check_whole("max_references", max_references, 1)
-        given = _open(references, "references", times, counts, column, normalize)
-        about = {
-            "n_seen": 0,
-            "n_forgotten": 0,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "normalized": given.normalized,
-            "half_life": _read_half_life(half_life, times is not None),
-            "max_references": None if max_references is None else int(max_references),
-            "seed": int(seed),
-        }
-        first = next(given.parts)
-        rows = np.empty((0, first.rows.shape[1]), np.float16)
-        empty = _Kept(rows, np.empty(0, np.float32), np.empty(0, np.int64), np.empty(0))
-        bank = cls(empty, about)
-        low, high = bank._absorb(given._replace(parts=chain([first], given.parts)), progress)
-        if given.n_rows is None and not normalize:
-            check_norms(given.name, low, high, warn_of_norms=normalize is None)
+        for name, value, least in (("seed", seed, 0), ("max_references", max_references, 1)):
+            is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if value is not None and not (is_whole and value >= least):
+                raise NNNormError(
+                    f"{name} must be a whole number of at least {least}; got {value!r}"
+                )
+        is_unit = bool(normalize or getattr(references, "normalized", False))
+        most = None if max_references is None else int(max_references)
+        empty = np.empty((0, 0), np.float16), np.empty(0, np.float32), np.empty(0, np.int64)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        bank = cls(_Kept(*empty, np.empty(0)), 0, 0, created, is_unit, most, int(seed))
+        bank._absorb(references, "references", times, counts, column, normalize, progress)
         return bank
 
     # --- what it holds -----------------------------------------------------------------------
@@ -181,24 +166,9 @@ class Bank:
         return int(self._kept.rows.shape[1])
 
     @property
-    def n_seen(self) -> int:
-        """Number of queries added so far, including copies and forgotten ones."""
-        return int(self._about["n_seen"])
-
-    @property
-    def n_forgotten(self) -> int:
-        """Number of queries that `forget` dropped, including copies."""
-        return int(self._about["n_forgotten"])
-
-    @property
     def is_sample(self) -> bool:
         """Whether the bank is a random sample of the unique queries."""
-        return int(self.counts.sum()) < self.n_seen - self.n_forgotten
-
-    @property
-    def normalized(self) -> bool:
-        """Whether rows are divided by their norms."""
-        return bool(self._about["normalized"])
+        return int(self._kept.counts.sum()) < self.n_seen - self.n_forgotten
 
     @property
     def rows(self) -> FloatArray:
@@ -257,7 +227,7 @@ class Bank:
             "n_unique": len(self),
             "references_sampled": self.is_sample,
             "dim": self.dim,
-            **self._about,
+            **{name: getattr(self, name) for name in _SETTINGS},
             "oldest_seen": float(seen.min()) if has_times else None,
             "last_seen": float(seen.max()) if has_times else None,
             "near_copy": NEAR_COPY,
@@ -292,11 +262,10 @@ class Bank:
         >>> len(bank), bank.counts.tolist()
         (3, [2, 2, 1])
         """
-        given = _open(queries, "queries", times, counts, column, self.normalized)
         if (times is None) != (self.last_seen is None):
-            has, lacks = ("the bank", given.name) if times is None else (given.name, "the bank")
+            has, lacks = ("the bank", "queries") if times is None else ("queries", "the bank")
             raise NNNormError(f"{has} has times and {lacks} has none; pass times (--time) to both")
-        self._absorb(given, progress)
+        self._absorb(queries, "queries", times, counts, column, self.normalized, progress)
 
     def forget(self, *, before: Any) -> None:
         """Drop queries that were last asked before a time.
@@ -325,65 +294,72 @@ class Bank:
                 f"before {before} would leave none of the {len(self):,} unique queries, which were "
                 f"seen {describe_times(self)}; pass an earlier time"
             )
-        self._about["n_forgotten"] += int(self.counts[~is_kept].sum())
+        self.n_forgotten += int(self.counts[~is_kept].sum())
         self._kept, self._opened = self._kept.take(np.flatnonzero(is_kept)), None
 
-    def _absorb(self, given: "_Given", progress: Progress | None) -> tuple[float, float]:
-        """Add queries and return the range of their norms; if one is invalid, nothing changes."""
+    def _absorb(
+        self,
+        source: Source,
+        role: str,
+        times: Any,
+        counts: Any,
+        column: str,
+        normalize: bool | None,
+        progress: Progress | None,
+    ) -> None:
+        """Add queries; if a part is bad, nothing changes."""
+        parts, name, n_rows = _open(source, role, times, counts, column, normalize)
         kept, unique = self._kept, None
         n_seen, low, high, latest = 0, np.inf, 0.0, -np.inf
-        most: Any = self._about["max_references"] or np.inf
-        for start, rows, times, counts in given.parts:
-            norms = self._check(rows, given.name, start)
-            if unique is None:
-                unique = UniqueRows(kept.rows)
+        most: Any = self.max_references or np.inf
+        for start, rows, when, how_often in parts:
+            if not len(kept.rows):
+                kept = kept._replace(rows=np.empty((0, rows.shape[1]), np.float16))
+            dim, own = rows.shape[1], kept.rows.shape[1]
+            if dim != own:
+                raise NNNormError(
+                    f"{name} has dim {dim}, but the bank has {own}; were they encoded by "
+                    "different models?"
+                )
+            norms = measure_rows(rows)
+            check_rows(norms, rows.__getitem__, name, start)
+            unique = unique or UniqueRows(kept.rows)
             slots, new = unique.add(rows)
-            arrays = (norms[new], np.zeros_like(new), times[new])
-            longer = (np.concatenate(pair) for pair in zip(kept[1:], arrays, strict=True))
+            more = _Kept(rows[:0], norms[new], np.zeros_like(new), when[new])
+            longer = [np.concatenate(pair) for pair in zip(kept[1:], more[1:], strict=True)]
             kept = _Kept(unique.rows, *longer)
-            np.add.at(kept.counts, slots, counts)
-            np.maximum.at(kept.last_seen, slots, times)
+            np.add.at(kept.counts, slots, how_often)
+            np.maximum.at(kept.last_seen, slots, when)
             if len(kept.rows) > 2 * most:
                 kept, unique = self._sample(kept, most), None
             low, high = min(low, float(norms.min())), max(high, float(norms.max()))
-            n_seen, latest = n_seen + int(counts.sum()), max(latest, float(times.max()))
+            n_seen, latest = n_seen + int(how_often.sum()), max(latest, float(when.max()))
             if progress is not None:
-                progress(start + len(rows), given.n_rows or start + len(rows))
+                progress(start + len(rows), n_rows or start + len(rows))
+        if n_rows is None and not normalize:
+            check_norms(name, low, high, warn_of_norms=normalize is None)
         if len(self) and not self.normalized:
-            own = float(self._kept.norms.min()), float(self._kept.norms.max())
-            check_like_norms(given.name, (low, high), own, "rows of the bank")
+            known = float(self._kept.norms.min()), float(self._kept.norms.max())
+            check_like_norms(name, (low, high), known, "rows of the bank")
         self._kept, self._opened = self._sample(kept, most), None
-        self._about["n_seen"] += n_seen
+        self.n_seen += n_seen
         if latest > datetime.now(UTC).timestamp() + _A_DAY:
             warn(
-                f"{given.name} has rows dated in the future, up to "
+                f"{name} has rows dated in the future, up to "
                 f"{str(np.datetime64(int(latest), 's'))[:10]}; they count as the latest until "
                 "then, and forget does not drop them; correct their times (dates, or seconds "
                 "since 1970)"
             )
-        return low, high
-
-    def _check(self, rows: npt.NDArray[np.float32], name: str, start: int) -> FloatArray:
-        """The norms of rows that this bank accepts."""
-        if rows.shape[1] != self.dim:
-            raise NNNormError(
-                f"{name} has dim {rows.shape[1]}, but the bank has {self.dim}; were they encoded "
-                "by different models?"
-            )
-        norms = measure_rows(rows, name, start)
-        if not norms.all():
-            row = start + int(np.argmin(norms))
-            raise NNNormError(f"{name} row {row} is all zeros; did the encoding fail? Remove it")
-        return norms
 
     def _sample(self, kept: _Kept, most: float) -> _Kept:
-        """Keep a random sample, each query with the same probability or by its age."""
+        """Keep a random sample, each query with the same probability."""
         if len(kept.rows) <= most:
             return kept
-        priority, span = draw_luck(kept.rows, self._about["seed"]), self._about["half_life"]
-        if span is not None:
-            priority += math.log(2) / span * kept.last_seen
-        return kept.take(np.sort(np.argsort(-priority, kind="stable")[: int(most)]))
+        # The same row is as lucky in any order and any file.
+        seed = str(self.seed).encode()
+        luck = [blake2b(row.tobytes(), digest_size=8, key=seed).digest() for row in kept.rows]
+        order = np.argsort(np.frombuffer(b"".join(luck), dtype="<u8"))
+        return kept.take(np.sort(order[-int(most) :]))
 
     # --- files -------------------------------------------------------------------------------
 
@@ -414,7 +390,7 @@ class Bank:
 
         def build(arrays: dict[str, Any], about: dict[str, Any]) -> Bank:
             kept = _Kept(*(arrays[name] for name in _Kept._fields))
-            return cls(kept, {name: about[name] for name in _SETTINGS})
+            return cls(kept, **{name: about[name] for name in _SETTINGS})
 
         return load_record(path, "bank", _MAKER, build)
 
@@ -427,77 +403,34 @@ def describe_times(bank: Bank) -> str:
     return " to ".join(dict.fromkeys(str(end)[:10] for end in (seen.min(), seen.max())))
 
 
-# --- input -------------------------------------------------------------------------------------
-
-
-class _Given(NamedTuple):
-    """Queries for a bank, in parts; the length of a log isn't known."""
-
-    parts: Iterator[LogPart]
-    name: str
-    n_rows: int | None
-    normalized: bool
-
-
 def _open(
     source: Source, role: str, times: Any, counts: Any, column: str, normalize: bool | None
-) -> _Given:
-    """Open an array, embeddings in files, or a log, whose times and counts are columns."""
+) -> tuple[Iterator[LogPart], str, int | None]:
+    """Open an array, embeddings in files, or a log, whose number of rows isn't known."""
     given = {"times": times, "counts": counts}
     if is_log(source):
         for name, value in given.items():
             if value is not None and not isinstance(value, str):
                 raise NNNormError(f"{name} of {source} must be a column's name; got {value!r}")
-        parts = read_log(source, column=column, time=times, count=counts)
-        return _Given(parts, str(source), None, bool(normalize))
+        return read_log(source, column=column, time=times, count=counts), str(source), None
     opened = open_embeddings(source, name=role, normalize=normalize)
-    when, how_often = np.full(len(opened), -np.inf), np.ones(len(opened), np.int64)
     for name, value in given.items():
         if isinstance(value, str):
             raise NNNormError(
                 f"{opened.name} contains only embeddings, so there is no column {value!r} for "
                 f"{name}; pass a log ({', '.join(TABLE_SUFFIXES)})"
             )
-    if times is not None:
-        when = read_times(times, "times")
-    if counts is not None:
-        how_often = read_counts(counts, "counts")
+    n_rows = len(opened)
+    when = np.full(n_rows, -np.inf) if times is None else read_times(times, "times")
+    how_often = np.ones(n_rows, np.int64) if counts is None else read_counts(counts, "counts")
     for name, array in (("times", when), ("counts", how_often)):
-        if len(array) != len(opened):
+        if len(array) != n_rows:
             raise NNNormError(
-                f"{name} must have one entry per row; got {len(array)} for {len(opened)} rows of "
+                f"{name} must have one entry per row; got {len(array)} for {n_rows} rows of "
                 f"{opened.name}"
             )
-
-    def split() -> Iterator[LogPart]:
-        for start, rows in opened.blocks():
-            part = slice(start, start + len(rows))
-            yield LogPart(start, rows, when[part], how_often[part])
-
-    return _Given(split(), opened.name, len(opened), opened.normalized)
-
-
-def _read_half_life(value: float | str | timedelta | None, has_times: bool) -> float | None:
-    """The half-life in seconds."""
-    if value is None:
-        return None
-    if not has_times:
-        raise NNNormError("half_life needs times (--time); pass both or none")
-    text = f"{value.total_seconds()}s" if isinstance(value, timedelta) else str(value).strip()
-    unit = _UNITS.get(text[-1:])
-    try:
-        span = float(text if unit is None else text[:-1]) * (unit or 1.0)
-    except ValueError:
-        span = np.nan
-    if not (np.isfinite(span) and span > 0):
-        raise NNNormError(
-            f"half_life must be above 0, in seconds or with a unit ({', '.join(_UNITS)}) such as "
-            f"30d; got {value!r}"
-        )
-    return float(span)
-
-
-def _check_whole(name: str, value: Any, least: int) -> None:
-    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_whole or value < least:
-        raise NNNormError(f"{name} must be a whole number of at least {least}; got {value!r}")
+    parts = (
+        LogPart(start, rows, when[start : start + len(rows)], how_often[start : start + len(rows)])
+        for start, rows in opened.blocks()
+    )
+    return parts, opened.name, n_rows

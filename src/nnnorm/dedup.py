@@ -14,7 +14,6 @@ compared with the rows of about 10 cells close to it. The time grows with n·√
 the near copies are missed.
 """
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -54,7 +53,7 @@ _FEW_UNIQUE = 32
 def as_units(rows: npt.NDArray[Any]) -> FloatArray:
     """Rows divided by their norms, in float32."""
     wide = np.asarray(rows, dtype=np.float32)
-    return np.asarray(wide / measure_rows(wide, "rows")[:, None]) if len(wide) else wide
+    return np.asarray(wide / measure_rows(wide)[:, None]) if len(wide) else wide
 
 
 def hash_rows(rows: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint64]:
@@ -70,14 +69,6 @@ def hash_rows(rows: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint64]:
         # The upper half of a word alone would only change the upper half of the sum.
         hashes[start : start + len(some)] = (words ^ (words >> np.uint64(32))) @ weights
     return hashes
-
-
-def draw_luck(rows: Half, seed: int) -> npt.NDArray[np.float64]:
-    """A Gumbel number per row, from its values and the seed: the highest are a random sample."""
-    key = str(seed).encode()
-    digests = [hashlib.blake2b(row.tobytes(), digest_size=8, key=key).digest() for row in rows]
-    shares = ((np.frombuffer(b"".join(digests), dtype="<u8") >> np.uint64(11)) + 0.5) / 2**53
-    return np.asarray(-np.log(-np.log(shares)))
 
 
 def append_rows(array: npt.NDArray[Any], n: int, more: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -279,7 +270,12 @@ class References:
 
 
 def unique_rows(references: Embeddings, progress: Progress | None = None) -> References:
-    """Find the unique rows of past queries."""
+    """Find the unique rows of past queries, which a bank has already."""
+    if references.counts is not None:
+        given, fingerprint = references.n_queries, references.fingerprint
+        is_sample = int(references.counts.sum()) < given
+        rows = np.arange(len(references))
+        return References(references, given, fingerprint, rows, references.counts, is_sample)
     kept = references
     if len(references) <= _EXACT_ROWS:
         whole = references.rows(0, len(references))
@@ -293,7 +289,12 @@ def unique_rows(references: Embeddings, progress: Progress | None = None) -> Ref
         _, rows, counts = np.unique(hashes, return_index=True, return_counts=True)
         order = np.argsort(rows)
         rows, counts = rows[order], counts[order]
-        if len(rows) <= _FEW_ROWS or _count_near_copies(references, rows) >= _FEW_COPIES:
+        # How many near copies does a random one of different rows have?
+        drawn = np.random.default_rng(0).choice(rows, min(len(rows), _N_COMPARED), replace=False)
+        units = as_units(references.take(drawn))
+        n_near = np.count_nonzero(units[:_N_SAMPLED] @ units.T > NEAR_COPY) - _N_SAMPLED
+        n_copies = n_near / _N_SAMPLED * len(rows) / len(drawn)
+        if len(rows) <= _FEW_ROWS or n_copies >= _FEW_COPIES:
             rows, counts = _search(references, progress)
     if len(kept) > len(rows):
         kept = references.subset(rows)
@@ -330,14 +331,6 @@ def find_originals(
     return originals
 
 
-def _count_near_copies(references: Embeddings, rows: IntArray) -> float:
-    """Estimate how many near copies among different rows a random one has."""
-    drawn = np.random.default_rng(0).choice(rows, min(len(rows), _N_COMPARED), replace=False)
-    units = as_units(references.take(drawn))
-    n_near = np.count_nonzero(units[:_N_SAMPLED] @ units.T > NEAR_COPY) - _N_SAMPLED
-    return float(n_near / _N_SAMPLED * len(rows) / len(drawn))
-
-
 def _search(references: Embeddings, progress: Progress | None) -> tuple[IntArray, IntArray]:
     """Find the rows that aren't near-duplicates, and the number of rows that each represents."""
     unique = UniqueRows(np.empty((0, references.dim), np.float16))
@@ -354,27 +347,17 @@ def _search(references: Embeddings, progress: Progress | None) -> tuple[IntArray
 def drop_copies(
     references: Embeddings, duplicates: Duplicates = "drop", progress: Progress | None = None
 ) -> References:
-    """Return the unique rows, which a bank has already, or every row if duplicates are kept."""
+    """Return the unique rows, or every row if duplicates are kept."""
     if duplicates not in ("drop", "keep"):
         raise NNNormError(f"duplicates must be 'drop' or 'keep'; got {duplicates!r}")
-    if references.counts is None and duplicates == "keep":
-        return References(references, len(references), references.fingerprint)
-    if references.counts is None:
-        unique = unique_rows(references, progress)
-    elif duplicates == "drop":
-        unique = References(
-            references,
-            references.n_queries,
-            references.fingerprint,
-            np.arange(len(references)),
-            references.counts,
-            is_sample=int(references.counts.sum()) < references.n_queries,
-        )
-    else:
+    if duplicates == "keep" and references.counts is not None:
         raise NNNormError(
             "a bank keeps every unique query once, so it has no duplicates to keep; leave out "
             'duplicates, or give the queries themselves with duplicates="keep"'
         )
+    if duplicates == "keep":
+        return References(references, len(references), references.fingerprint)
+    unique = unique_rows(references, progress)
     if not unique.is_sample and len(unique) < min(_FEW_UNIQUE, unique.n_given / 10):
         warn(
             f"only {len(unique):,} of the {unique.n_given:,} rows of {unique.embeddings.name} are "

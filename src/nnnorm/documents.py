@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from nnnorm.arrays import Ids
+from nnnorm.arrays import Ids, check_names
 from nnnorm.embeddings import FloatArray, IntArray
-from nnnorm.tables import check_names
 
 
 @dataclass(frozen=True, eq=False)

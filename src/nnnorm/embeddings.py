@@ -8,7 +8,7 @@ check it and to compute norms, mean and fingerprint, which are kept. Rows are no
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -29,6 +29,12 @@ _BLOCK_BYTES = 16 * 2**20
 _NO_NAME = "embeddings"
 # Norms that differ by more than this share of the largest suggest that cosine was meant.
 EQUAL_NORMS = 0.01
+# What to do with arrays of another type, by its kind.
+_HINTS = {
+    "i": "these look like truth or row numbers; were the arguments swapped?",
+    "O": "pass the numbers alone: frame[columns].to_numpy(), or numpy.stack(column) of lists",
+    "U": "encode texts first: nnnorm.encoders.load_encoder(MODEL).encode_texts(texts)",
+}
 # Products of two such sides come near the smallest float32, or vanish.
 _LEAST_NORM = 1e-15
 
@@ -192,20 +198,16 @@ class Embeddings(StoredMatrix):
         norms = np.empty(len(self), dtype=np.float32)
         totals = np.zeros((2, self.dim))
         digest = hashlib.sha256(f"{len(self)}x{self.dim}".encode())
-        for start, block in replace(self, divisors=None, center=None).blocks():
-            found = norms[start : start + len(block)] = measure_rows(block, self.name, start)
-            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        stored = replace(self, divisors=None, center=None)
+        for start, block in stored.blocks():
+            found = norms[start : start + len(block)] = measure_rows(block)
+            with np.errstate(all="ignore"):  # bad rows are rejected below
                 totals[0] += block.sum(axis=0, dtype=np.float64)
-                # Zeros are rejected below. BLAS takes three times as long for one row.
+                # BLAS takes three times as long for one row.
                 totals[1] += np.einsum("i,ij->j", 1 / found, block)
             if fingerprint:
                 digest.update(np.asarray(block, dtype="<f4").data)
-        if norms.min() == 0:
-            zero = np.flatnonzero(norms == 0)
-            raise NNNormError(
-                f"{self.name} row {zero[0]} is all zeros ({len(zero)} of {len(self)} rows are) "
-                "and scores 0 with everything; did the encoding fail? Remove or re-encode such rows"
-            )
+        check_rows(norms, stored.take, self.name)
         norms.flags.writeable = False
         raw, unit = (totals / len(self)).astype(np.float32)
         kept.norms, kept.means = norms, (raw, unit)
@@ -324,7 +326,7 @@ def open_embeddings(
     return opened
 
 
-def _stamp(parts: Sequence[npt.NDArray[Any]]) -> dict[str, tuple[int, int, int]]:
+def _stamp(parts: list[npt.NDArray[Any]]) -> dict[str, tuple[int, int, int]]:
     """Inode, size and time of the last change of mapped files that are still there."""
     found = {}
     for part in parts:
@@ -341,8 +343,7 @@ def _read_source(
     """Read an array of any library, or files; return float matrices, their name and any ids."""
     ids = None
     if isinstance(source, (str, os.PathLike)):
-        parts, path, ids = read_files(source, name)
-        name = f"{name} ({path})"
+        parts, name, ids = read_files(source, name)
     elif isinstance(source, np.ma.MaskedArray):
         raise NNNormError(f"{name} is a masked array; fill it or drop the masked rows first")
     else:
@@ -356,23 +357,16 @@ def _read_source(
                 "(torch: tensor.detach().cpu().float())"
             ) from error
     for part in parts:
-        if part.dtype.kind == "O":
-            raise _explain_objects(source, name, part.ndim)
-        if part.dtype.kind in "iu" and part.dtype.itemsize > 1 and expected == "(n_rows, dim)":
+        kind, is_wide = part.dtype.kind, part.dtype.itemsize > 1
+        if kind == "O" and part.ndim == 0:
+            got = type(source).__name__
+            order = "; the order is (queries, gallery, bias)" if got == "Bias" else ""
+            raise NNNormError(f"{name}: got a {got} where an array or a path was expected{order}")
+        if kind != "f" or part.dtype.itemsize not in (2, 4, 8):
+            hint = _HINTS.get("i" if kind == "u" and is_wide else kind) if is_wide else None
             raise NNNormError(
-                f"{name} holds integers ({part.dtype}, shape {part.shape}), which look like "
-                "truth or row numbers; expected embeddings of shape (n_rows, dim), float16, "
-                "float32 or float64. Were the arguments swapped?"
-            )
-        if part.dtype.kind in "US":
-            raise NNNormError(
-                f"{name} holds texts; expected their embeddings: encode them with your model, or "
-                "with nnnorm.encoders.load_encoder(MODEL).encode_texts(texts)"
-            )
-        if part.dtype.kind != "f" or part.dtype.itemsize not in (2, 4, 8):
-            raise NNNormError(
-                f"{name} must be float16, float32 or float64; got {part.dtype}: convert with "
-                ".astype(numpy.float32)"
+                f"{name} must be float16, float32 or float64; got {part.dtype}, shape "
+                f"{part.shape}: {hint or 'convert with .astype(numpy.float32)'}"
             )
         if part.ndim != 2:
             hint = "; a single row needs [None, :]" if part.ndim == 1 else ""
@@ -386,18 +380,6 @@ def _read_source(
                 f"{name}: all shards must share dim; got {parts[0].shape[1]} and {part.shape[1]}"
             )
     return parts, name, ids
-
-
-def _explain_objects(source: Any, name: str, ndim: int) -> NNNormError:
-    """Return the error for values that numpy can only store as objects."""
-    kind = type(source).__name__
-    if ndim == 0:
-        order = "; the order is (queries, gallery, bias)" if kind == "Bias" else ""
-        return NNNormError(f"{name}: got a {kind} where an array or a path was expected{order}")
-    return NNNormError(
-        f"{name} must be float16, float32 or float64; got a {kind} of Python objects. Pass the "
-        "numbers alone: frame[columns].to_numpy(), or numpy.stack(column) for a column of lists"
-    )
 
 
 def check_norms(name: str, low: float, high: float, *, warn_of_norms: bool) -> None:
@@ -429,23 +411,22 @@ def check_same_norms(
     first: Embeddings, second: Embeddings, *, normalize: bool | None = None
 ) -> None:
     """Raise if one side is normalized and the other has no unit norms."""
-    if _has_unit_norms(first) == _has_unit_norms(second):
+    ranges = first.norm_range, second.norm_range
+    is_unit = [max(1 - low, high - 1) <= EQUAL_NORMS for low, high in ranges]
+    if is_unit[0] == is_unit[1]:
         return
-    unit, other = (first, second) if _has_unit_norms(first) else (second, first)
+    unit, other = (first, second) if is_unit[0] else (second, first)
     low, high = other.norm_range
-    norms = f"norms {low:.3g} to {high:.3g}"
+    message = (
+        f"{unit.name} has unit norms and {other.name} does not (norms {low:.3g} to {high:.3g}); "
+        "for cosine pass normalize=True (--normalize), and if inner products are meant, open both "
+        "with normalize=False (--no-normalize)"
+    )
     if unit.normalized:
-        raise NNNormError(
-            f"{unit.name} is normalized and {other.name} is not ({norms}); pass normalize=True "
-            "(--normalize) for both, or open both without it"
-        )
+        raise NNNormError(message)
     # Norms that differ within one side have been warned of when it was opened.
     if normalize is None and high - low <= EQUAL_NORMS * high:
-        warn(
-            f"{unit.name} has unit norms and {other.name} does not ({norms}); for cosine pass "
-            "normalize=True (--normalize), and if inner products are meant, normalize=False "
-            "(--no-normalize)"
-        )
+        warn(message)
 
 
 def check_like_norms(
@@ -462,41 +443,42 @@ def check_like_norms(
         )
 
 
-def _has_unit_norms(embeddings: Embeddings) -> bool:
-    if embeddings.normalized:
-        return True
-    low, high = embeddings.norm_range
-    return max(1 - low, high - 1) <= EQUAL_NORMS
-
-
-def measure_rows(block: FloatArray, name: str, start: int = 0) -> FloatArray:
-    """Norms of rows, shape ``(n_rows,)``; raise if a value is not finite."""
+def measure_rows(block: FloatArray) -> FloatArray:
+    """Norms of rows, shape ``(n_rows,)``: not finite if an entry or the sum of squares is not."""
     squares = np.einsum("ij,ij->i", block, block)
-    # A NaN or infinite entry always shows in its row's sum of squares.
-    if not np.isfinite(squares).all():
-        _check_finite(name, start, block)
-        row = np.flatnonzero(~np.isfinite(squares))[0]
-        raise NNNormError(
-            f"{name} row {start + row} is too large for float32 products (its entries reach "
-            f"{np.abs(block[row]).max():.3g}); scale the embeddings down"
-        )
     norms: FloatArray = np.sqrt(squares)
-    if squares.min() < 1e-30:  # may have underflowed: these few again, in float64
-        tiny = squares < 1e-30
+    tiny = np.flatnonzero(squares < 1e-30)  # may have underflowed: these few again, in float64
+    if len(tiny):
         norms[tiny] = np.sqrt((block[tiny].astype(np.float64) ** 2).sum(axis=1))
     return norms
 
 
-def _check_finite(name: str, start: int, block: FloatArray) -> None:
-    """Raise an error that names the first value of a block that is not finite, if there is one."""
-    is_finite = np.isfinite(block)
-    if not is_finite.all():
-        row, column = np.argwhere(~is_finite)[0]
-        what = "NaN" if np.isnan(block[row, column]) else "infinity (or a number beyond float32)"
+def check_rows(
+    norms: npt.NDArray[Any], take: Callable[[IntArray], FloatArray], name: str, start: int = 0
+) -> None:
+    """Raise an error that explains the first row whose norm is 0 or not finite, if there is one."""
+    bad = np.flatnonzero(~((norms > 0) & (norms < np.inf)))
+    if not len(bad):
+        return
+    row, values = start + bad[0], take(bad[:1])[0]
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        is_nan = np.isnan(values[wrong[0]])
+        what = "NaN" if is_nan else "infinity (or a number beyond float32)"
         raise NNNormError(
-            f"{name} must be finite; row {start + row} has {what} in column {column}. "
+            f"{name} must be finite; row {row} has {what} in column {wrong[0]}. "
             "Remove or re-encode that row"
         )
+    if values.any():
+        raise NNNormError(
+            f"{name} row {row} is too large for float32 products (its entries reach "
+            f"{np.abs(values).max():.3g}); scale the embeddings down"
+        )
+    n_zero = np.count_nonzero(norms == 0)
+    raise NNNormError(
+        f"{name} row {row} is all zeros ({n_zero} of {len(norms)} rows are) and scores 0 with "
+        "everything; did the encoding fail? Remove or re-encode such rows"
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -520,7 +502,8 @@ def open_matrix(source: Source, *, name: str) -> ScoreMatrix:
     parts, name, _ = _read_source(source, name, "(n_gallery, n_references)")
     opened = ScoreMatrix(parts, name)
     for start, block in opened.blocks():
-        _check_finite(name, start, block)
+        is_finite = np.isfinite(block).all(axis=1)
+        check_rows(np.where(is_finite, 1, np.nan), block.__getitem__, name, start)
     return opened
 
 
@@ -544,21 +527,17 @@ def open_valid(source: Source, *, name: str, normalize: bool | None = None) -> V
             raise
         parts, full, ids = _read_source(source, name)
         whole = StoredMatrix(parts, full)
-        faults: dict[int, str] = {}
-        for start, block in whole.blocks():
-            squares = (block.astype(np.float64) ** 2).sum(axis=1)
-            for row in np.flatnonzero(~np.isfinite(squares) | (squares == 0)):
-                is_zero = squares[row] == 0
-                what = "it is all zeros" if is_zero else "it has entries that are not finite"
-                faults[start + int(row)] = what
-        if not 0 < len(faults) < len(whole):
+        norms = np.concatenate([measure_rows(block) for _, block in whole.blocks()])
+        is_valid = (norms > 0) & (norms < np.inf)
+        if is_valid.all() or not is_valid.any():
             raise
+    words = {True: "it is all zeros", False: "it has entries that are not finite"}
+    faults = {int(row): words[bool(norms[row] == 0)] for row in np.flatnonzero(~is_valid)}
     # The rows between two broken ones are a view, so that nothing is copied.
     valid = []
     for part, start in zip(parts, whole.starts, strict=False):
-        broken = [row - start for row in faults if 0 <= row - start < len(part)]
+        broken = np.flatnonzero(~is_valid[start : start + len(part)])
         edges = pairwise([-1, *broken, len(part)])
         valid += [part[before + 1 : after] for before, after in edges if after > before + 1]
     left = open_embeddings(Embeddings(valid, full), normalize=normalize)
-    rows = np.setdiff1d(np.arange(len(whole)), list(faults))
-    return ValidRows(left, rows, len(whole), faults, ids)
+    return ValidRows(left, np.flatnonzero(is_valid), len(whole), faults, ids)

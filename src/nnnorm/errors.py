@@ -81,6 +81,16 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that it follows."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:  # those of Milvus go in a circle
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or following.__context__
+
+
 def show_url(text: object) -> str:
     """Write a URL, or text with URLs, without users, passwords, keys and signatures."""
     return _SECRET.sub(r"\1…", _USER.sub(r"\1…@", str(text)))
@@ -122,13 +132,9 @@ def keep_interrupts() -> Iterator[None]:
     except NNNormError:  # already one sentence, perhaps with how to continue
         raise
     except Exception as error:
-        reason: BaseException | None = error
-        seen = set()
-        while reason is not None and id(reason) not in seen:  # those of Milvus go in a circle
-            seen.add(id(reason))
-            if isinstance(reason, KeyboardInterrupt) or str(reason).startswith(_INTERRUPTED):
+        for one in causes_of(error):
+            if isinstance(one, KeyboardInterrupt) or str(one).startswith(_INTERRUPTED):
                 raise KeyboardInterrupt from error
-            reason = reason.__cause__ or reason.__context__
         raise
 
 

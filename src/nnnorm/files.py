@@ -11,19 +11,20 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, first_line, keep_interrupts
+from nnnorm.errors import NNNormError, causes_of, first_line, keep_interrupts
 
 _STRAY_SECONDS = 3600
 # Windows can't replace a file while another process reads it: seconds between attempts.
 _WAITS = (0.01, 0.03, 0.1, 0.3, 1.0) if os.name == "nt" else ()
 _FULL = re.compile("(?i)no space left|disk (is )?full|quota exceeded|not enough space")
+_LONGEST_NAME = 255  # bytes, in the file systems of Linux, macOS and Windows
 # The folder of a container's memory limit (cgroup v2).
 _GROUP = "/sys/fs/cgroup"
 
@@ -38,20 +39,16 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
     """Return the real path to write to, or raise an error with the reason."""
     target = Path(os.path.realpath(path))
     folder = target.parent
-    try:
-        mode = target.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        mode = stat.S_IFREG
-    except OSError as error:  # no permission to look, a name too long, links in a circle
-        raise NNNormError(f"cannot write {path}: {error.strerror}; choose another path") from error
-    if stat.S_ISDIR(mode):
+    if os.path.isdir(target):
         problem = "it is a folder; pass a file name inside it"
-    elif not stat.S_ISREG(mode):
+    elif os.path.lexists(target) and not os.path.isfile(target):
         problem = "it is not a regular file; choose another name"
-    elif not folder.is_dir():
+    elif not os.path.isdir(folder):
         problem = f"the folder {folder} does not exist; create it first"
     elif not os.access(folder, os.W_OK | os.X_OK):
         problem = f"no permission to write in {folder}; choose another folder"
+    elif len(os.fsencode(target.name)) > _LONGEST_NAME:
+        problem = "the file name is too long; choose another name"
     else:
         return target
     raise NNNormError(f"cannot write {path}: {problem}")
@@ -70,6 +67,17 @@ def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None
         raise NNNormError(
             f"{name or path} is a device, a pipe or a socket; expected a file on disk"
         )
+
+
+def check_file(
+    path: str | os.PathLike[str], kind: str = "file", hint: str = "check the path"
+) -> None:
+    """Raise unless a path is a regular file."""
+    check_regular(path)
+    if os.path.isdir(path):
+        raise NNNormError(f"{path} is a folder; expected a {kind}")
+    if not os.path.exists(path):
+        raise NNNormError(f"there is no {kind} {path}; {hint}")
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
@@ -121,16 +129,11 @@ def _replace(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
-def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or its cause, is a full disk."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:  # those of Milvus go in a circle
-        seen.add(id(error))
-        is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-        if is_full or _FULL.search(str(error)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error, or one that it follows, is that of a full disk."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    found = causes_of(error)
+    return any(getattr(one, "errno", None) in full or _FULL.search(str(one)) for one in found)
 
 
 def check_space(path: str | os.PathLike[str], needed: int = 2**16) -> None:
@@ -191,12 +194,23 @@ def available_memory() -> int | None:
     return min(found, default=None)
 
 
-def unreadable(name: object, kind: str, error: BaseException) -> NNNormError:
-    """Return the error for a file that another library can't read."""
-    return NNNormError(
-        f"{name} can't be read as {kind} ({first_line(error)}); "
-        "is it truncated, or another kind of file?"
-    )
+@contextlib.contextmanager
+def reading(name: object, kind: str) -> Iterator[None]:
+    """Turn what numpy, zipfile, tokenize and pyarrow raise into an error that names the file."""
+    try:
+        yield
+    except NNNormError:
+        raise
+    except Exception as error:
+        if isinstance(error, ValueError) and "object" in str(error).lower():
+            raise NNNormError(
+                f"{name} holds Python objects, which are never unpickled; "
+                "save numbers or strings with numpy.save"
+            ) from error
+        raise NNNormError(
+            f"{name} can't be read as {kind} ({first_line(error)}); "
+            "is it truncated, or another kind of file?"
+        ) from error
 
 
 def save_record(
@@ -208,17 +222,10 @@ def save_record(
     if Path(path).suffix != ".safetensors":  # the suffix must match the content
         raise NNNormError(f"a {kind} is saved as .safetensors; got {path}: choose another suffix")
     dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    text = json.dumps(about)
-    metadata = {"format": f"nnnorm.{kind}/1", kind: text, "digest": _digest_of(dense, text)}
-    blob = memoryview(save(dense, metadata))
-    # The library writes the metadata in random order.
-    n_header = 8 + int.from_bytes(blob[:8], "little")
-    entries = json.loads(bytes(blob[8:n_header]))
-    entries["__metadata__"] = dict(sorted(metadata.items()))
-    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    header += b" " * (-len(header) % 8)  # the numbers behind it are aligned
-    length = len(header).to_bytes(8, "little")
-    write_whole(path, lambda file: file.writelines([length, header, blob[n_header:]]))
+    head = {"format": f"nnnorm.{kind}/1", "digest": _digest_of(dense, about), "about": about}
+    # The library writes several entries in random order.
+    blob = save(dense, {"nnnorm": json.dumps(head)})
+    write_whole(path, lambda file: file.write(blob))
 
 
 def load_record(
@@ -227,38 +234,27 @@ def load_record(
     maker: str,
     build: Callable[[Arrays, dict[str, Any]], Record],
 ) -> Record:
-    """Create a record from its arrays and description, and compare their digest."""
-    from safetensors import SafetensorError, safe_open
+    """Build a record from its arrays and description; its digest shows that they are as saved."""
+    from safetensors import safe_open
 
-    check_regular(path)
-    if os.path.isdir(path):
-        raise NNNormError(f"{path} is a folder; expected a {kind} file (.safetensors)")
-    if not os.path.exists(path):
-        raise NNNormError(f"there is no {kind} file {path}; make one with: {maker}")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        if Path(path).suffix in (".npy", ".npz", ".parquet"):
-            raise NNNormError(
-                f"{path} holds embeddings; expected a {kind}: make one with {maker}"
-            ) from error
-        raise unreadable(path, f"a {kind}", error) from error
-    found = metadata.get("format", "")
-    if found != f"nnnorm.{kind}/1":
-        other, _, number = found.removeprefix("nnnorm.").partition("/")
-        if other == kind:
-            raise NNNormError(f"{path} is a {kind} of format {number}; upgrade nnnorm to read it")
+    check_file(path, f"{kind} file", f"make one with: {maker}")
+    if Path(path).suffix in (".npy", ".npz", ".parquet"):
+        raise NNNormError(f"{path} holds embeddings; expected a {kind}: make one with {maker}")
+    with reading(path, f"a {kind}"), safe_open(path, framework="numpy") as file:
+        head = _read_head(file)
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    other, _, number = head["format"].partition("/")
+    if other == kind and number != "1":
+        raise NNNormError(f"{path} is a {kind} of format {number}; upgrade nnnorm to read it")
+    if other != kind:
         if (other, kind) == ("corrector", "bias"):
             maker = f"nnnorm extend --corrector {path} --items GALLERY -o bias.safetensors"
-        what = f"a {other}" if found.startswith("nnnorm.") else "no file of nnnorm"
+        what = f"a {other}" if other else "no file of nnnorm"
         raise NNNormError(f"{path} is {what}; expected a {kind}: make one with {maker}")
-    text = metadata.get(kind, "")
     reason = "its numbers are not those that were saved"
-    if metadata.get("digest") == _digest_of(arrays, text):
+    if head.get("digest") == _digest_of(arrays, head.get("about")):
         try:
-            return build(arrays, json.loads(text))
+            return build(arrays, head["about"])
         except NNNormError:
             raise
         except (KeyError, TypeError, ValueError, IndexError) as error:  # a part is missing
@@ -266,23 +262,31 @@ def load_record(
     raise NNNormError(f"{path} is a damaged {kind} file ({reason}); make it again with: {maker}")
 
 
-def kind_of_record(path: str | os.PathLike[str]) -> str | None:
-    """Return the kind in a file's metadata; None if it isn't a file of this package."""
+def _read_head(file: Any) -> dict[str, Any]:
+    """The description of a record, with its format: ``bias/1``, or empty if it is none of ours."""
+    try:
+        head = json.loads((file.metadata() or {})["nnnorm"])
+        return {**head, "format": head["format"].removeprefix("nnnorm.")}
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return {"format": ""}
+
+
+def kind_of_record(path: str | os.PathLike[str]) -> str:
+    """The kind that a file says it is; empty if it is no record of this package."""
     from safetensors import SafetensorError, safe_open
 
     check_regular(path)  # a pipe may never end
     try:
         with safe_open(path, framework="numpy") as file:
-            found = re.fullmatch(r"nnnorm\.(\w+)/.*", (file.metadata() or {}).get("format", ""))
+            return str(_read_head(file)["format"].partition("/")[0])
     except (SafetensorError, OSError):
-        return None
-    return found and found[1]
+        return ""
 
 
-def _digest_of(arrays: Arrays, text: str) -> str:
-    """Digest of all numbers and the description, to detect damaged files."""
-    digest = hashlib.blake2b(text.encode(), digest_size=16)
+def _digest_of(arrays: Arrays, about: Any) -> str:
+    """Digest of all numbers and the description, by which a damaged file is noticed."""
+    digest = hashlib.blake2b(json.dumps(about).encode(), digest_size=16)
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

@@ -1,11 +1,10 @@
 """Checks of galleries and past queries that would silently give a wrong correction.
 
 - Past queries that are rows of the gallery, exactly or nearly, and repeated items (`check_inputs`).
-- Past queries that are other items, such as photos where texts were meant (`warn_of_items`). Three
-  scores of each row are compared with those of the items: how much of the row the items don't span,
-  how close its nearest items are, and on which side of the two means it lies. If no score separates
-  the rows from items, they are items or can't be distinguished from items. If there are queries,
-  these decide.
+- Past queries that are other items, such as photos where texts were meant (`warn_of_items`). Two
+  scores of each row are compared with those of the items: how much of the row the items span, and
+  on which side of the two means it lies. If neither separates the rows from items, they are items,
+  or of a kind that can't be distinguished from items. Queries, if there are any, settle which.
 - Past queries from another source than the queries (`mismatch_z`).
 
 Figures: `benchmarks/mismatch.py`.
@@ -45,8 +44,8 @@ LIKE_ITEMS = ".* look like items of"
 _CONE, _FEWEST, _MANY = 0.4, 64, 250
 _IN_CONE, _ELSEWHERE, _FEW_ELSEWHERE = 6.0, 4.0, 1.25
 _PART, _N_PARTS, _BLOCK = 512, 2, 16
-_N_NEAREST, _RIDGE = 10, 0.1
-_CLEAR = 12.0  # more samples wouldn't change the result
+_RIDGE = 0.1
+_CLEAR = 12.0  # more samples would not change the answer
 _N_NEIGHBORS, _N_DRAWS = 3, 8
 # Larger samples hold several captions of one image, which are each other's nearest neighbors.
 _LARGEST_DRAW, _SMALLEST_DRAW = 64, 4
@@ -121,7 +120,7 @@ def check_inputs(
 
 @one_blas_thread()  # threads would wait for each other longer than they multiply
 def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | None:
-    """How far each of the three scores is from chance, with variances."""
+    """How far both scores are from telling nothing, and the variances of that."""
     rng = np.random.default_rng(0)
     some, blocks = _sample(rows, _PART, rng)
     known, known_blocks = _sample(items, _N_PARTS * _PART, rng)
@@ -135,24 +134,20 @@ def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | N
         here, here_blocks = known[part::n_parts], known_blocks[part::n_parts]
         is_base, is_first = here_blocks % 2 == side, blocks % 2 == side
         base, held, held_blocks = here[is_base], here[~is_base], here_blocks[~is_base]
-        scores, held_scores = some @ base.T, held @ base.T
+        # How much of each row the items span (a ridge regression), and on which side of the two
+        # means it lies.
         ridge = np.float32(_RIDGE * len(base) / min(base.shape))
         inverse = np.linalg.inv(base @ base.T + ridge * np.eye(len(base), dtype=np.float32))
-        toward = some[is_first].mean(axis=0) - base.mean(axis=0)
-        # How much of each row the items span (a ridge regression), how close its nearest items
-        # are, and on which side of the two means it lies.
+        scores, held_scores = some @ base.T, held @ base.T
         spanned, held_spanned = (((of @ inverse) * of).sum(axis=1) for of in (scores, held_scores))
-        found.append(
-            (
-                _above(spanned, blocks, held_spanned, held_blocks),
-                _above(_closeness(scores), blocks, _closeness(held_scores), held_blocks),
-                _above(some[~is_first] @ toward, blocks[~is_first], held @ toward, held_blocks),
-            )
-        )
+        toward = some[is_first].mean(axis=0) - base.mean(axis=0)
+        span = _above(spanned, blocks, held_spanned, held_blocks)
+        lies = _above(some[~is_first] @ toward, blocks[~is_first], held @ toward, held_blocks)
+        found.append((span, lies))
         share, of_rows, of_items = np.mean(found, axis=0).T
-        # The third score uses half of the rows at a time; items are never used twice.
-        of_rows[2] /= 2
-        effect = np.array([abs(share[0] - 0.5), abs(share[1] - 0.5), share[2] - 0.5])
+        # The second score uses half of the rows at a time; items are never used twice.
+        of_rows[1] /= 2
+        effect = np.array([abs(share[0] - 0.5), share[1] - 0.5])
         variance = np.maximum(of_rows + of_items / len(found), least)
         if (effect / np.sqrt(variance)).max() > _CLEAR:
             break
@@ -207,11 +202,6 @@ def _sample(source: Embeddings, size: int, rng: np.random.Generator) -> tuple[Fl
     if numbers.max(initial=0) < 3:
         numbers = np.arange(len(first))
     return as_units(rows[first]), numbers
-
-
-def _closeness(scores: FloatArray) -> FloatArray:
-    n_best = min(_N_NEAREST, scores.shape[1])
-    return np.asarray(np.partition(scores, -n_best, axis=1)[:, -n_best:].mean(axis=1))
 
 
 def _above(

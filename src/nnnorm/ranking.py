@@ -26,7 +26,7 @@ from nnnorm.embeddings import (
     open_embeddings,
 )
 from nnnorm.errors import NNNormError, check_count, check_number, check_type, warn
-from nnnorm.files import Progress, unreadable, write_whole
+from nnnorm.files import Progress, check_file, reading, write_whole
 from nnnorm.methods import published_product
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, TopK, fill_rows, top_k
 from nnnorm.tables import check_ids
@@ -117,9 +117,8 @@ class Ranking:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no ranking file nowhere.npz; ...
         """
-        if not os.path.isfile(path):
-            raise NNNormError(f"there is no ranking file {path}; make one with: nnnorm search -o")
-        try:
+        check_file(path, "ranking file", "make one with: nnnorm search -o")
+        with reading(path, "a ranking"):
             arrays = read_npz(path)
             names = [name for name in cls.__dataclass_fields__ if name in arrays]
             found = cls(**{name: arrays[name] for name in names})
@@ -129,10 +128,6 @@ class Ranking:
                 if array is not None and (array.shape != expected or len(shape) != 2):
                     raise ValueError(f"{name} {array.shape} and indices {shape}")
             return found
-        except NNNormError:
-            raise
-        except Exception as error:  # numpy, zipfile and zlib raise their own errors
-            raise unreadable(path, "a ranking", error) from error
 
 
 def search(

@@ -24,15 +24,14 @@ from typing import Any, NamedTuple, TextIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.arrays import Ids, check_columns, read_batches, read_cells, read_npy
+from nnnorm.arrays import Ids, check_columns, check_names, map_npy, read_batches, read_cells
 from nnnorm.errors import NNNormError, first_line
+from nnnorm.files import check_file, reading
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 PathLike: TypeAlias = str | os.PathLike[str]
-# Names the columns to read, given the header.
-_Choose: TypeAlias = Callable[[list[str]], Sequence[str]]
 # Where a row is ("line 3"), and its cells.
 _Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 
@@ -42,32 +41,51 @@ _PART_ROWS = 8192  # of a log
 
 
 def read_columns(
-    path: PathLike, needed: Sequence[str] = (), optional: Sequence[str] | None = ()
+    path: PathLike, needed: Sequence[str] | None = (), optional: Sequence[str] | None = ()
 ) -> dict[str, list[str]]:
     """Read columns of a CSV, TSV, JSONL or parquet file as text; `optional=None` is all of them.
 
     Columns of `needed` must have a value in every row; elsewhere a missing value is empty.
+    `needed=None` is the only column there is.
     """
 
     def choose(header: list[str]) -> list[str]:
-        check_columns(path, needed, header)
-        wanted = header if optional is None else (*needed, *optional)
+        if needed is None and len(header) != 1:
+            raise NNNormError(f"{path}: name a column; it has: {', '.join(header) or 'none'}")
+        check_columns(path, header if needed is None else needed, header)
+        wanted = header if needed is None or optional is None else (*needed, *optional)
         return [name for name in dict.fromkeys(wanted) if name in header]
 
-    return _read(path, choose, needed)
+    suffix = Path(path).suffix.lower()
+    if suffix not in TABLE_SUFFIXES:
+        raise NNNormError(
+            f"{path}: a table must end in {', '.join(TABLE_SUFFIXES[:-1])} or "
+            f"{TABLE_SUFFIXES[-1]}; got the suffix {suffix!r}"
+        )
+    if suffix == ".parquet":
+        check_file(path)
+        cells = read_cells(Path(path), choose)
+        places = [f"row {number}" for number in range(len(next(iter(cells.values()), [])))]
+    else:
+        rows = list(_text_rows(path))
+        places = [where for where, _ in rows]
+        header = list(dict.fromkeys(name for _, row in rows for name in row))
+        names = choose(header) if rows else ()
+        cells = {name: [row.get(name) for _, row in rows] for name in names}
+    if not places:
+        raise NNNormError(f"{path} has no rows; is it truncated?")
+    return {
+        name: [
+            _as_text(cell, f"{path}: {where}", name, needed is None or name in needed)
+            for where, cell in zip(places, column, strict=True)
+        ]
+        for name, column in cells.items()
+    }
 
 
 def read_column(path: PathLike, column: str | None = None) -> list[str]:
     """Read one column of a table as text; the name may be left out if there is only one."""
-
-    def choose(header: list[str]) -> list[str]:
-        if column is None and len(header) != 1:
-            raise NNNormError(f"{path}: name a column; it has: {', '.join(header) or 'none'}")
-        wanted = header if column is None else [column]
-        check_columns(path, wanted, header)
-        return wanted
-
-    (cells,) = _read(path, choose, None).values()
+    (cells,) = read_columns(path, None if column is None else [column]).values()
     return cells
 
 
@@ -85,9 +103,8 @@ def read_lines(path: PathLike) -> list[str]:
 
 
 def read_json(path: PathLike, what: str) -> Any:
-    """Read a JSON file, or raise an error with the reason."""
-    if not os.path.isfile(path):
-        raise NNNormError(f"there is no file {path}; expected {what}")
+    """Read a JSON file, or raise an error that says why it can't be read."""
+    check_file(path, hint=f"expected {what}")
     try:
         return json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
@@ -106,35 +123,6 @@ def read_objects(path: PathLike) -> list[dict[str, Any]]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise NNNormError(f"{path} must hold one JSON object per item")
     return entries
-
-
-def _read(path: PathLike, choose: _Choose, needed: Sequence[str] | None) -> dict[str, list[str]]:
-    """Read the chosen columns; those of `needed` (all, if None) must have a value in every row."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in TABLE_SUFFIXES:
-        raise NNNormError(
-            f"{path}: a table must end in {', '.join(TABLE_SUFFIXES[:-1])} or "
-            f"{TABLE_SUFFIXES[-1]}; got the suffix {suffix!r}"
-        )
-    if suffix == ".parquet":
-        _check_there(path)
-        cells = read_cells(Path(path), choose)
-        places = [f"row {number}" for number in range(len(next(iter(cells.values()), [])))]
-    else:
-        rows = list(_text_rows(path))
-        places = [where for where, _ in rows]
-        header = list(dict.fromkeys(name for _, row in rows for name in row))
-        names = choose(header) if rows else ()
-        cells = {name: [row.get(name) for _, row in rows] for name in names}
-    if not places:
-        raise NNNormError(f"{path} has no rows; is it truncated?")
-    return {
-        name: [
-            _as_text(cell, f"{path}: {where}", name, needed is None or name in needed)
-            for where, cell in zip(places, column, strict=True)
-        ]
-        for name, column in cells.items()
-    }
 
 
 def _as_text(cell: Any, where: str, name: str, is_needed: bool) -> str:
@@ -194,17 +182,10 @@ def _objects(path: PathLike, file: TextIO) -> _Rows:
         yield f"line {number}", entry
 
 
-def _check_there(path: PathLike) -> None:
-    if os.path.isdir(path):
-        raise NNNormError(f"{path} is a folder; expected a file")
-    if not os.path.isfile(path):
-        raise NNNormError(f"there is no file {path}; check the path")
-
-
 @contextmanager
 def _open_text(path: PathLike) -> Iterator[TextIO]:
     """Open a UTF-8 file for reading; a byte that is not UTF-8 is reported with its line."""
-    _check_there(path)
+    check_file(path)
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             yield file
@@ -221,22 +202,17 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
     """Read ids, labels or clicks from a .npy file, a JSON list, or a text with one per line."""
     if path is None:
         return None
-    expected = f"a .npy file, a .json list, or text with one of the {what} per line"
-    if not path.is_file():
-        raise NNNormError(f"there is no file of {what} {path}; expected {expected}")
+    expected = f"expected a .npy file, a .json list, or text with one of the {what} per line"
+    check_file(path, f"file of {what}", expected)
     if path.suffix == ".json":
         ids = read_json(path, f"a list of {what}")
         if not isinstance(ids, list) or any(isinstance(one, (dict, list)) for one in ids):
             raise NNNormError(f"{path} must hold a list of {what}, without lists or objects in it")
         return ids
-    try:
-        if path.suffix != ".npy":
+    if path.suffix != ".npy":
+        with reading(path, what):
             return path.read_text(encoding="utf-8-sig").splitlines()
-        array = read_npy(path)
-    except (ValueError, OSError) as error:
-        raise NNNormError(
-            f"{path} can't be read as {what} ({first_line(error)}); expected {expected}"
-        ) from error
+    array = map_npy(path)
     if array.ndim != 1:
         raise NNNormError(f"{what} must be one-dimensional; {path} has the shape {array.shape}")
     return array
@@ -254,38 +230,6 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
             "give each item its own id"
         )
     return checked
-
-
-def check_names(ids: Any, n_items: int, what: str, name: str) -> Ids:
-    """Return one id or parent per item as an array of int64 or str, or raise an error."""
-    # An object array keeps values that numpy would convert to strings: ["a", 1].
-    array = ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=object)
-    if array.shape != (n_items,):
-        raise NNNormError(
-            f"{what} must be one whole number or string per item of {name}, shape ({n_items},); "
-            f"got shape {array.shape}"
-        )
-    values = array.tolist()
-    texts = [value for value in values if isinstance(value, str)]
-    for value in values:
-        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        if not (is_whole or isinstance(value, str)):
-            raise NNNormError(
-                f"{what} must be one whole number or string per item of {name}; got {value!r}"
-            )
-    if cut := [text for text in texts if text.endswith("\0")]:
-        raise NNNormError(
-            f"{what} of {name} must not end with a NUL character, which numpy drops; got {cut[0]!r}"
-        )
-    if 0 < len(texts) < n_items:
-        raise NNNormError(
-            f"{what} of {name} mix whole numbers and strings (such as {texts[0]!r}); pass all of "
-            "them as strings"
-        )
-    try:
-        return np.array(values, dtype=str if texts else np.int64)
-    except OverflowError:
-        raise NNNormError(f"{what} of {name} must fit in 64 bits with a sign") from None
 
 
 # --- query logs ----------------------------------------------------------------------------------
@@ -312,13 +256,12 @@ def read_log(
     path: PathLike, *, column: str = "embedding", time: str | None = None, count: str | None = None
 ) -> Iterator[LogPart]:
     """Read a query log in parts of bounded size."""
-    others = [name for name in (time, count) if name is not None]
-    if Path(path).suffix.lower() == ".parquet":
-        parts = read_batches(Path(path), column, others)
-    else:
-        parts = _text_parts(path, column, others)
+    needed = [name for name in (column, time, count) if name is not None]
+    is_text = Path(path).suffix.lower() != ".parquet"
+    named = Path(path), str(path)
+    parts = _text_parts(path, needed) if is_text else read_batches(*named, lambda _: needed)
     start = 0
-    for rows, columns in parts:
+    for _, rows, columns in parts:
         times, counts = np.full(len(rows), -np.inf), np.ones(len(rows), np.int64)
         if time is not None:
             times = read_times(columns[time], f"{path}, column {time}", start)
@@ -331,13 +274,15 @@ def read_log(
 
 
 def _text_parts(
-    path: PathLike, column: str, others: Sequence[str]
-) -> Iterator[tuple[FloatArray, dict[str, Any]]]:
+    path: PathLike, needed: Sequence[str]
+) -> Iterator[tuple[int, FloatArray, dict[str, Any]]]:
+    """As `read_batches`; how many rows there are isn't known."""
+    column, *others = needed
     found, dim = _text_rows(path), None
     while part := list(islice(found, _PART_ROWS)):
         rows = []
         for where, row in part:
-            check_columns(path, [column, *others], list(row))
+            check_columns(path, needed, list(row))
             rows.append(_read_embedding(f"{path}: {where}", row[column], column))
             dim = dim or len(rows[0])
             if len(rows[-1]) != dim:
@@ -345,7 +290,7 @@ def _text_parts(
                     f"{path}: all embeddings must share dim; {where} has {len(rows[-1])} numbers, "
                     f"the first row has {dim}"
                 )
-        yield np.stack(rows), {name: [row[name] for _, row in part] for name in others}
+        yield 0, np.stack(rows), {name: [row[name] for _, row in part] for name in others}
 
 
 def _read_embedding(where: str, cell: Any, column: str) -> FloatArray:
@@ -365,9 +310,6 @@ def _read_embedding(where: str, cell: Any, column: str) -> FloatArray:
 
 def read_times(values: Any, name: str, start: int = 0) -> DoubleArray:
     """Seconds since 1970 of dates, or of numbers that are such seconds."""
-    dates = values if isinstance(values, np.ndarray) and values.dtype.kind == "M" else None
-    if dates is not None and dates.ndim == 1 and not np.isnat(dates).any():
-        return np.asarray(dates.astype("datetime64[us]").astype(np.int64) / 1e6)
     expected = f"{name} must be dates such as 2026-05-01T12:00:00, or seconds since 1970"
     return _read_numbers(values, _read_seconds, expected, start)
 
@@ -381,12 +323,13 @@ def read_counts(values: Any, name: str, start: int = 0) -> IntArray:
 def _read_numbers(
     values: Any, read: Callable[[Any], float], expected: str, start: int
 ) -> DoubleArray:
-    array = values if hasattr(values, "dtype") else np.array(values, dtype=object)
-    array = np.asarray(array)
+    array = np.asarray(values) if hasattr(values, "dtype") else np.array(values, dtype=object)
     if array.ndim != 1:
         raise NNNormError(f"{expected}, one per row; got shape {array.shape}")
     if array.dtype.kind == "M":
         array = array.astype("datetime64[us]")
+        if not np.isnat(array).any():
+            return np.asarray(array.astype(np.int64) / 1e6)
     numbers = np.full(len(array), np.nan)
     for place, value in enumerate(array.tolist()):
         with suppress(TypeError, ValueError):

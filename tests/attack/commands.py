@@ -106,7 +106,7 @@ MORE = {
     "calibrate": ["past-ranking.npz --labels labels.npy --corrector corrector.safetensors "
                   "-o out.safetensors --json"],
     "demo": ["-o out --json"],
-    "bank": ["log.parquet --time day --count times --max-references 20 --half-life 30d "
+    "bank": ["log.parquet --time day --count times --max-references 20 "
              "-o out.safetensors --json", "log.jsonl --add -o bank.safetensors --json"],
     "encode": ["model --images pictures --texts captions.txt -o out --json",
                "model --texts captions.csv:caption -o out --json",

@@ -152,7 +152,7 @@ def test_a_row_group_of_a_log_larger_than_the_memory_is_refused_before_it_is_rea
         return tmp_path / name
 
     monkeypatch.setattr("nnnorm.files.available_memory", lambda: 200_000)
-    with pytest.raises(NNNormError, match=r"a row group of .* announces .* more than the"):
+    with pytest.raises(NNNormError, match=r"one.parquet announces .* more than the"):
         list(read_log(write("one.parquet")))
     parts = read_log(write("many.parquet", row_group_size=10))  # a log may be larger than memory
     assert sum(len(part.rows) for part in parts) == 100
@@ -204,7 +204,7 @@ def test_damaged_archives_get_one_sentence(tmp_path, gallery, name, n_bytes):
         path.write_bytes(damaged)
         run("info", path)
         if name == "truth.npy":
-            with pytest.raises(NNNormError, match="can't be read as a"):
+            with pytest.raises(NNNormError, match=r"can't be read as \.npy"):
                 read_truth(path)
 
 
@@ -231,9 +231,9 @@ def test_deeply_nested_json_gets_one_sentence(tmp_path, gallery):
     save_file(
         {"values": np.zeros(4, dtype=np.float32)},
         tmp_path / "deep.safetensors",
-        {"format": "nnnorm.bias/1", "bias": DEEP},
+        {"nnnorm": DEEP},
     )
-    with pytest.raises(NNNormError, match="damaged bias"):
+    with pytest.raises(NNNormError, match="is no file of nnnorm"):
         Bias.load(tmp_path / "deep.safetensors")
 
 

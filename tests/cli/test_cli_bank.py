@@ -46,10 +46,10 @@ def build(*arguments, log="all.jsonl", output="bank.safetensors"):
 
 
 def test_build_and_add_give_the_bank_of_all_queries(files):
-    whole = build("--half-life", "30d")
-    build("--half-life", "30d", log="may.jsonl", output="may.safetensors")
+    whole = build()
+    build(log="may.jsonl", output="may.safetensors")
     added = run_json("bank", "later.jsonl", *LOG, "--add", "-o", "may.safetensors")
-    for name in ("n_unique", "n_seen", "fingerprint", "half_life", "last_seen"):
+    for name in ("n_unique", "n_seen", "fingerprint", "last_seen"):
         assert added[name] == whole[name]
     assert (added["n_seen"], added["output"]) == (400, "may.safetensors")
     assert Bank.load("may.safetensors").fingerprint == whole["fingerprint"]
@@ -73,12 +73,11 @@ def test_embeddings_alone_make_a_bank_too(files):
 
 
 def test_info_tells_what_a_bank_holds(files):
-    about = build("--half-life", "30d", "--max-references", 20)
+    about = build("--max-references", 20)
     text = run("info", "bank.safetensors").stdout
     assert "bank.safetensors: 20 sampled of 400 queries" in text
     assert "20, a random sample: at most 20 are kept" in text
     assert "32 dimensions, normalized" in text
-    assert "30 days" in text
     assert about["fingerprint"] in text
     assert run_json("info", "bank.safetensors")["n_unique"] == 20
 
@@ -134,8 +133,6 @@ def test_allow_gallery_rows_are_refused_unless_they_are_asked_for(files):
     ("arguments", "words"),
     [
         (("all.jsonl", "-o", "b.npz"), "the output must end in .safetensors; got b.npz"),
-        (("all.jsonl", "--half-life", "30d", "-o", "b.safetensors"),
-         "half_life needs times (--time)"),
         (("all.jsonl", *ADD, "--normalize"), "a bank keeps its --max-references"),
         (("all.jsonl", "--add", "-o", "gone.safetensors"), "there is no bank file gone.safetens"),
         (("all.jsonl", *LOG, *ADD, "--forget-before", "2027-01-01"), "would leave none of"),

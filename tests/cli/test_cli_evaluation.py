@@ -181,7 +181,7 @@ def test_a_wrong_truth_is_one_sentence(problem, command):
 
 def test_a_truth_file_that_is_none_is_named(problem, tmp_path):
     (tmp_path / "truth.npy").write_text("nothing")
-    assert_fails(run("evaluate", *FILES), "truth.npy can't be read as a .npy")
+    assert_fails(run("evaluate", *FILES), "truth.npy can't be read as .npy")
     (tmp_path / "truth.npy").unlink()
     assert_fails(run("evaluate", *FILES), "there is no truth file truth.npy")
 

@@ -262,7 +262,10 @@ def with_nan(array):
     [
         (with_nan, "references (references.npy) must be finite; row 7 has NaN in column 3"),
         (lambda a: a[:, :5], "must share dim; got gallery (gallery.npy) (23, 12) and references"),
-        (lambda a: a.astype(int), "which look like truth or row numbers; expected embeddings"),
+        (
+            lambda a: a.astype(int),
+            "these look like truth or row numbers; were the arguments swapped",
+        ),
     ],
     ids=["nan", "other-dim", "integers"],
 )

@@ -35,12 +35,6 @@ def test_the_batch_size_changes_nothing(batch_size):
     )
 
 
-def test_progress_tells_how_many_of_all_are_done():
-    told = []
-    Letters().encode_texts(["a"] * 5, batch_size=2, progress=lambda *pair: told.append(pair))
-    assert told == [(2, 5), (4, 5), (5, 5)]
-
-
 def test_texts_beyond_the_context_are_counted_and_said():
     with pytest.warns(UserWarning, match=r"2 of 3 texts are longer than the 4 tokens that letters"):
         Letters().encode_texts(["aaaaa", "b", "abcabc"])

@@ -47,7 +47,7 @@ def test_texts_of_a_jsonl_file_are_its_column_and_not_its_json(tmp_path):
 
 def test_a_json_file_is_not_a_list_of_texts(tmp_path):
     (tmp_path / "captions.json").write_text('["a dog"]')
-    with pytest.raises(NNNormError, match=r"captions.json is JSON; expected a text file with an"):
+    with pytest.raises(NNNormError, match=r"captions.json is JSON; expected an entry per line"):
         list_inputs(tmp_path / "captions.json", "texts")
 
 

@@ -62,7 +62,7 @@ def test_finished_work_is_left_as_it_is_and_other_work_is_rejected(tmp_path):
     done = encode_to_folder(Letters(), "texts", TEXTS, tmp_path)
     again = encode_to_folder(Letters(), "texts", TEXTS, tmp_path)
     assert (again.folder, again.n_resumed) == (done.folder, 50)
-    with pytest.raises(NNNormError, match="made with other inputs"):
+    with pytest.raises(NNNormError, match="made with other items"):
         encode_to_folder(Letters(), "texts", TEXTS[::-1], tmp_path)
 
     class Other(Letters):
@@ -93,7 +93,7 @@ def test_rows_keep_the_ids_that_were_given(tmp_path):
     with pytest.raises(NNNormError, match="made with other ids"):
         encode_to_folder(Letters(), "texts", TEXTS, tmp_path, ids=names[::-1])
     (done.folder / "ids.txt").write_text("only one\n")
-    with pytest.raises(NNNormError, match=rf"has {len(TEXTS)} rows, and 1 ids in ids.txt"):
+    with pytest.warns(nnnorm.NNNormWarning, match=r"ids must be .* got shape \(1,\)"):
         nnnorm.open_embeddings(done.folder)
 
 
@@ -101,7 +101,7 @@ def test_a_changed_picture_under_the_same_name_is_noticed(tmp_path):
     pictures = tiny.draw_images(tmp_path / "pictures", 4)
     encode_to_folder(Means(), "images", pictures, tmp_path / "out")
     pictures[0].write_bytes(pictures[1].read_bytes())
-    with pytest.raises(NNNormError, match="made with other inputs"):
+    with pytest.raises(NNNormError, match="made with other items"):
         encode_to_folder(Means(), "images", pictures, tmp_path / "out")
 
 

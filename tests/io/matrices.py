@@ -40,9 +40,8 @@ def refusal(source, *, name="gallery", opener=open_embeddings, **options):
 def whole_numbers(dtype, shape):
     """What is said of whole numbers in the place of embeddings."""
     return (
-        f"holds integers ({dtype}, shape {shape}), which look like truth or row numbers; expected "
-        "embeddings of shape (n_rows, dim), float16, float32 or float64. Were the arguments "
-        "swapped?"
+        f"must be float16, float32 or float64; got {dtype}, shape {shape}: these look like truth "
+        "or row numbers; were the arguments swapped?"
     )
 
 

@@ -121,7 +121,7 @@ def test_pickled_objects_are_refused_and_never_unpickled(tmp_path, suffix):
     objects = np.array([[Trap(sprung)]], dtype=object)
     path.write_bytes(npy_bytes(objects) if suffix == ".npy" else npz_bytes(embedding=objects))
     assert refusal(path) == (
-        "holds Python objects, which are never unpickled; save a float array with numpy.save"
+        "holds Python objects, which are never unpickled; save numbers or strings with numpy.save"
     )
     assert not sprung.exists()
 
@@ -171,7 +171,8 @@ def test_a_folder_with_both_kinds_is_refused_with_the_choice(tmp_path):
     save_shards(tmp_path / "img_emb", [VALUES])
     save_shards(tmp_path / "text_emb", [VALUES], stem="text_emb")
     assert refusal(tmp_path) == (
-        f"holds both kinds of embeddings; pass {tmp_path / 'img_emb'} or {tmp_path / 'text_emb'}"
+        "is a folder without numbered .npy or .parquet shards; expected a file, or "
+        f"{tmp_path / 'img_emb'} or {tmp_path / 'text_emb'}"
     )
 
 
@@ -208,5 +209,5 @@ def test_a_folder_without_shards_is_refused(tmp_path, inside):
         (tmp_path / entry).mkdir()
     assert refusal(tmp_path) == (
         "is a folder without numbered .npy or .parquet shards; "
-        "expected a file, or a folder such as img_emb/ with img_emb_0.npy, img_emb_1.npy, …"
+        "expected a file, or a folder such as img_emb/ with img_emb_0.npy, …"
     )

@@ -64,7 +64,7 @@ def test_another_shape_than_rows_and_columns_is_refused(source, message):
 )
 def test_what_is_not_float_is_refused_with_its_dtype(source, dtype):
     assert refusal(source) == (
-        f"gallery must be float16, float32 or float64; got {dtype}: "
+        f"gallery must be float16, float32 or float64; got {dtype}, shape {np.shape(source)}: "
         "convert with .astype(numpy.float32)"
     )
 
@@ -79,9 +79,8 @@ class Frame:
 @pytest.mark.parametrize("source", [np.array([[1.0, None]]), [[1.0, None]], Frame()])
 def test_python_objects_are_refused(source):
     assert refusal(source) == (
-        f"gallery must be float16, float32 or float64; got a {type(source).__name__} of Python "
-        "objects. Pass the numbers alone: frame[columns].to_numpy(), or numpy.stack(column) for a "
-        "column of lists"
+        "gallery must be float16, float32 or float64; got object, shape (1, 2): pass the numbers "
+        "alone: frame[columns].to_numpy(), or numpy.stack(column) of lists"
     )
 
 

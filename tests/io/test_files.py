@@ -259,14 +259,8 @@ def test_a_pipe_and_a_link_to_a_folder_are_refused(tmp_path):
 
 
 @posix_only
-@pytest.mark.parametrize(
-    ("mode", "reason"),
-    [
-        (0o555, "no permission to write in {folder}; choose another folder"),
-        (0o000, "Permission denied; choose another path"),
-    ],
-)
-def test_a_folder_without_permission_is_refused(closed_folder, mode, reason):
+@pytest.mark.parametrize("mode", [0o555, 0o000])
+def test_a_folder_without_permission_is_refused(closed_folder, mode):
     path = closed_folder / "old.bin"
     closed_folder.chmod(mode)
     try:
@@ -274,14 +268,15 @@ def test_a_folder_without_permission_is_refused(closed_folder, mode, reason):
             message = refusal(path)
     finally:
         closed_folder.chmod(0o755)
-    assert message == f"cannot write {path}: {reason.format(folder=closed_folder.resolve())}"
+    reason = f"no permission to write in {closed_folder.resolve()}; choose another folder"
+    assert message == f"cannot write {path}: {reason}"
     assert_untouched(path)
 
 
 @posix_only
 def test_a_name_too_long_is_refused_before_the_work(tmp_path):
-    path = tmp_path / ("n" * 5000)
-    assert refusal(path) == f"cannot write {path}: File name too long; choose another path"
+    path = tmp_path / ("n" * 256)
+    assert refusal(path) == f"cannot write {path}: the file name is too long; choose another name"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -75,8 +75,8 @@ def test_a_changed_number_and_a_missing_part_are_rejected(path, kind):
 
 def test_another_entry_or_a_missing_digest_is_rejected(path, kind):
     arrays, metadata = read(path)
-    about = json.loads(metadata[kind])
-    without = {key: text for key, text in metadata.items() if key != "digest"}
-    for changed in (without, metadata | {kind: json.dumps(about | {"version": 7})}):
-        save_file(arrays, path, changed)
+    head = json.loads(metadata["nnnorm"])
+    without = {key: value for key, value in head.items() if key != "digest"}
+    for changed in (without, head | {"about": head["about"] | {"version": 7}}):
+        save_file(arrays, path, {"nnnorm": json.dumps(changed)})
         assert_rejected(path, kind, f"damaged {kind} file")

@@ -1,4 +1,4 @@
-"""The command `nnnorm`: arguments in, tables for people or JSON for programs out.
+"""The command `nnnorm`, which prints tables, or JSON for programs.
 
 app         the app, its errors, and what makes a function a command
 options     every option's line in the help

@@ -1,9 +1,9 @@
-"""The app itself: its commands, their help, and what becomes of errors and results.
+"""The app: its commands, their help, and the handling of errors and results.
 
-A user's mistake is one sentence and exit code 1, wrong usage exit code 2, Ctrl-C exit code 130; a
-traceback needs `--debug`. Results go to stdout, progress and notes to stderr. `COMMANDS` has the
-module of each command, which is imported when the command is asked for; other packages are imported
-inside functions here, so that the help is there at once.
+An error is one sentence and exit code 1, wrong usage is exit code 2, Ctrl-C is exit code 130;
+`--debug` shows a traceback. Results go to stdout, progress and notes to stderr. `COMMANDS` has the
+module of each command, which is imported when the command runs. Other packages are imported inside
+functions, so `--help` is fast.
 """
 
 import functools
@@ -71,7 +71,7 @@ def load_commands(name: str = "") -> None:
 
 
 class HelpfulGroup(TyperGroup):
-    """Answers a group of commands without a command with its help."""
+    """A group that prints its help if there is no command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Print the help if there are no arguments."""
@@ -82,7 +82,7 @@ class HelpfulGroup(TyperGroup):
 
 
 class _Group(HelpfulGroup):
-    """Imports a command when it is asked for; turns errors into one sentence and exit code 1."""
+    """Imports commands when they run; converts errors to one sentence and exit code 1."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take `--debug` from anywhere on the line."""
@@ -142,7 +142,7 @@ def _explain(error: BaseException) -> str:
 
 
 def _show_warnings_as_notes() -> None:
-    """Our own warnings become lines on stderr, once; those of other libraries stay as they are."""
+    """Print our own warnings on stderr, once each; other libraries' warnings don't change."""
     usual, shown = warnings.showwarning, set()
 
     def show(message: Any, category: type[Warning], *about: Any, **more: Any) -> None:
@@ -214,7 +214,7 @@ class _Command(TyperCommand):
 
 
 def show_option(part: Any) -> tuple[str, str]:
-    """Return how an option or argument is written, and what it means."""
+    """Return the flags of an option or argument, and its meaning."""
     if isinstance(part, TyperArgument):
         return part.metavar or "", part.help or ""
     names = "/".join((", ".join(part.opts), *part.secondary_opts))
@@ -282,7 +282,7 @@ def command(
 
 
 def _check_outputs(lines: Mapping[str, Line], given: Mapping[str, Any]) -> None:
-    """Check before the work that its files can be written, and that none is another's."""
+    """Check that all outputs can be written and differ from each other, before the work starts."""
     files = [(lines[name], path) for name, path in given.items() if isinstance(path, Path)]
     others = [os.path.realpath(path) for line, path in files if line.group == "Input"]
     for line, path in files:
@@ -301,6 +301,6 @@ def _check_outputs(lines: Mapping[str, Line], given: Mapping[str, Any]) -> None:
 
 
 def _line_of(name: str, lines: dict[str, str | Line]) -> Line:
-    """The line of an option, with the command's own words if it has any."""
+    """Return the help line of an option, or the command's own line."""
     own = lines.get(name) or LINES[name]
     return replace(LINES[name], help=own) if isinstance(own, str) else own

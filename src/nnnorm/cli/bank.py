@@ -24,16 +24,14 @@ def bank(
     add: bool = False,
     forget_before: str | None = None,
     max_references: int | None = None,
-    half_life: str | None = None,
     normalize: bool | None = None,
 ) -> Answer:
     """Save the unique queries of a log as a bank, or add a log to a bank."""
-    fixed: dict[str, Any] = {"max_references": max_references, "half_life": half_life}
-    fixed["normalize"] = normalize
+    fixed: dict[str, Any] = {"max_references": max_references, "normalize": normalize}
     if add and any(value is not None for value in fixed.values()):
         raise NNNormError(
-            "a bank keeps its --max-references, --half-life and --normalize; leave them out with "
-            "--add, or make a new bank"
+            "a bank keeps its --max-references and --normalize; leave them out with --add, or make "
+            "a new bank"
         )
     columns: dict[str, Any] = {"column": column, "times": time, "counts": count}
     with show_progress("Reading the log") as columns["progress"]:

@@ -1,4 +1,4 @@
-"""The main job on the command line: `fit`, `search` and `info`."""
+"""The commands `fit`, `search` and `info`."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -137,7 +137,7 @@ def _about_bias(bias: Bias) -> dict[str, Any]:
 
 
 def describe_bias(bias: Bias, path: Path) -> Facts:
-    """A bias for people; `to_dict` has everything for programs."""
+    """Show a bias; `to_dict` has everything."""
     title, params = f"{path}: a bias for {len(bias):,} items", bias.params
     n_unique = params.get("n_unique", bias.n_references)
     if bias.n_references is not None:
@@ -208,7 +208,7 @@ def _describe_choice(used: str, z: float | None) -> str:
 def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None) -> Answer:
     """What a bank holds."""
     about = bank.to_dict()
-    size, often, half_life = f"{len(bank):,}", int(bank.counts.max()), about["half_life"]
+    size, often = f"{len(bank):,}", int(bank.counts.max())
     if bank.is_sample and about["max_references"] is not None:
         size += f", a random sample: at most {about['max_references']:,} are kept"
     facts = {
@@ -216,7 +216,6 @@ def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None)
         "most asked": f"{often:,} times, {often / bank.n_seen:.1%} of all queries",
         "embeddings": f"{bank.dim} dimensions{', normalized' if bank.normalized else ''}",
         "last asked": describe_times(bank) or None,
-        "half-life": half_life and f"{half_life / 86400:.3g} days",
         "fingerprint": about["fingerprint"],
         "made": f"{about['created'][:16].replace('T', ' ')} UTC",
     }

@@ -1,4 +1,4 @@
-"""What a saved corrector is for: `extend` for later items, `drift`, `calibrate` and `scan`."""
+"""The commands that use a corrector: `extend`, `drift`, `calibrate` and `scan`."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ from nnnorm.ranking import Ranking
 from nnnorm.report import tabulate_calibration, tabulate_drift, tabulate_scan
 from nnnorm.tables import read_ids
 
-# A scan that found something, for a cron job; 1 and 2 are taken by errors and wrong usage.
+# Exit code of a scan with outliers; 1 and 2 mean errors and wrong usage.
 _FOUND = 3
 
 

@@ -1,4 +1,4 @@
-"""`nnnorm demo`: the main job, on data that ships with the package."""
+"""`nnnorm demo`: a corrected search on data that ships with the package."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`nnnorm explore`: a local page on which hubs are seen."""
+"""`nnnorm explore`: a local page that shows hubs."""
 
 import json
 import sys

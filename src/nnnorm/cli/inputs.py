@@ -1,4 +1,4 @@
-"""What commands read beyond embeddings: groups, and settings as NAME=VALUE."""
+"""Inputs other than embeddings: groups, and settings as NAME=VALUE."""
 
 from collections.abc import Sequence
 from pathlib import Path

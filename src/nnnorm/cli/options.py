@@ -1,7 +1,7 @@
-"""Every option of the command line: its group and its line in the help, and how it is written.
+"""All options of the command line: their groups, help lines and flags.
 
-A command's function has plain parameters, such as ``gallery: Path``; `app.command` makes options of
-them from this table, in its order. A command may replace a line with one of its own.
+A command's function has plain parameters, such as ``gallery: Path``. `app.command` converts them to
+options with this table, in its order. A command may replace a line.
 """
 
 from collections.abc import Iterator
@@ -100,7 +100,6 @@ LINES = {
     "popularity_weight": _setting("Weight of log(1 + clicks). [default: 0.02]"),
     "undo": _setting("Go back to the newer version."),
     "add": _setting("Add to the bank in --output."),
-    "half_life": _setting("With --max-references: 30d, or seconds.", "TIME"),
     "max_references": _setting("Keep a sample of this many unique queries.", least=1),
     "forget_before": _setting("Drop queries last asked before this time.", "TIME"),
     "budget": _setting("Maximum number of alerts, or share. [default: 0.2%]", "SHARE"),

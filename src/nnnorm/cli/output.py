@@ -27,7 +27,7 @@ def clean(text: object, keep: str = "") -> str:
 
 
 class Facts(NamedTuple):
-    """A title and below it a line for each fact; those that are None are left out."""
+    """A title and one line per fact; None is left out."""
 
     title: str
     facts: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found.
+    """The result of a command.
 
     `about` is printed with ``--json``, `parts` (texts, tables, facts) and `next` (commands)
     without. `figures` are file names and functions that draw them with the module of plots.
@@ -134,7 +134,7 @@ def print_command(parts: Sequence[str]) -> None:
 
 @contextmanager
 def show_progress(label: str, interrupted: str = "") -> Iterator["Progress | None"]:
-    """A bar on stderr while that is a terminal; `interrupted` is what a Ctrl-C leaves."""
+    """Show a progress bar on stderr if it is a terminal; a Ctrl-C prints `interrupted`."""
     try:
         if not sys.stderr.isatty():
             yield None
@@ -167,7 +167,7 @@ def answer_ranking(
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as JSON takes them: the digits of float32, null for places without an item."""
+    """Numbers for JSON: the digits of float32, and null for missing hits."""
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if not isinstance(value, float):

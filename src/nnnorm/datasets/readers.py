@@ -150,7 +150,7 @@ def _tidy(text: str) -> str:
 
 @contextmanager
 def _explain_shape(place: str, needed: str, expected: str) -> Iterator[None]:
-    """Turn the errors of reading JSON of another shape into one sentence."""
+    """Convert errors from unexpected JSON to one sentence."""
     try:
         yield
     except (KeyError, TypeError, AttributeError) as error:

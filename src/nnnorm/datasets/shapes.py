@@ -1,4 +1,4 @@
-"""A small image–text search task that ships with the package: real hubs, no download.
+"""A small image–text search task with hubs that ships with the package.
 
 A dual encoder was trained on drawn scenes and their captions (`examples/shapes/build.py` rebuilds
 it). Pictures are stored as embeddings in float16, scenes as ten bytes, captions as text. The text
@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.resources import as_file, files
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,7 +25,7 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Scenes: TypeAlias = npt.NDArray[np.uint8]
 _Points: TypeAlias = list[tuple[float, float]]
-_FILE = "shapes.npz"
+_FILE = Path(__file__).with_name("shapes.npz")
 _TEXTS_AT_ONCE = 256  # so that sums stay in the cache
 _CAPTIONS_OF = {
     "captions": "queries",
@@ -67,12 +67,10 @@ class TextTower:
     @one_blas_thread()
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Return the unit vectors of texts; see `Shapes.encode_texts`."""
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise NNNormError(
-                f"texts must be a list of strings, such as ['a red star']; got {texts!r}"
-            )
-        if len(texts) == 0:
-            raise NNNormError("texts is empty; pass at least one, such as ['a red star']")
+        is_list = not isinstance(texts, str) and all(isinstance(text, str) for text in texts)
+        if not is_list or len(texts) == 0:
+            expected = "texts must be a list of strings, such as ['a red star']"
+            raise NNNormError(f"{expected}; got {texts!r}")
         numbers = {name: place for place, name in enumerate((*self.words, *self.pairs))}
         words = [split_words(text) for text in texts]
         self._check_words(texts, words)
@@ -101,21 +99,18 @@ class TextTower:
         known = set(self.words)
         unknown = list(dict.fromkeys(word for some in words for word in some if word not in known))
         if unknown:
-            close = {word: difflib.get_close_matches(word, self.words, n=1) for word in unknown}
-            listed = ", ".join(
-                f"{word!r} (did you mean {close[word][0]!r}?)" if close[word] else f"{word!r}"
-                for word in unknown[:10]
-            )
+            close = [(word, difflib.get_close_matches(word, self.words, n=1)) for word in unknown]
+            hints = [f"{w!r} (did you mean {c[0]!r}?)" if c else repr(w) for w, c in close[:10]]
             more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
             raise NNNormError(
-                f"the text tower of shapes knows {len(self.words)} words and not {listed}{more}; "
-                "ask for shapes, such as 'a red star above a blue ring'"
+                f"the text tower of shapes knows {len(self.words)} words and not "
+                f"{', '.join(hints)}{more}; ask for shapes, such as 'a red star above a blue ring'"
             )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shapes:
-    """Embeddings of pictures of shapes and of captions, in the roles of a search."""
+    """Embeddings of pictures and captions: gallery, queries and past queries."""
 
     gallery: FloatArray
     queries: FloatArray
@@ -162,12 +157,9 @@ class Shapes:
 
 @lru_cache(maxsize=1)
 def load_shapes() -> Shapes:
-    """Load the data set of shapes: embeddings of pictures and captions, with hubs."""
-    with (
-        as_file(files("nnnorm.datasets") / _FILE) as path,
-        np.load(path, allow_pickle=False) as stored,
-    ):
-        arrays = {name: stored[name] for name in stored.files}
+    """Load the shapes: embeddings of pictures and captions, with hubs."""
+    with np.load(_FILE, allow_pickle=False) as stored:
+        arrays = dict(stored)
     layers = ("bias", "middle", "middle_bias", "last", "last_bias")
     tower = TextTower(
         words=_lines(arrays["tower_words"]),

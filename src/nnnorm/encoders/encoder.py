@@ -1,8 +1,8 @@
-"""The base class of all encoders, and `load_encoder`, which picks one by the files of a model.
+"""The base class of all encoders, and `load_encoder`, which detects the type of a model.
 
-A subclass defines only how a batch is embedded; batching, opening files, checks and normalization
-are done here. Threads open and prepare the next batches while the model computes: Pillow, numpy and
-libsndfile release the interpreter, so they use all cores. Rows are in the order of the inputs.
+A subclass only defines how a batch is embedded. This class handles batching, files, checks and
+normalization. Threads open and prepare the next batches while the model computes; Pillow, numpy and
+libsndfile release the GIL, so they use all cores. Rows are in the order of the inputs.
 """
 
 import hashlib
@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from nnnorm.encoders.inputs import decode_image, quiet_pillow, read_sound
 from nnnorm.errors import NNNormError, first_line, require
-from nnnorm.files import Progress
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Modality: TypeAlias = Literal["images", "texts", "audio"]
@@ -47,15 +46,11 @@ class Encoder:
     rate: int = 48_000
     about: Mapping[str, Any] = {}
 
-    def encode_images(
-        self, images: Sequence[Any], *, batch_size: int = 32, progress: Progress | None = None
-    ) -> FloatArray:
+    def encode_images(self, images: Sequence[Any], *, batch_size: int = 32) -> FloatArray:
         """Encode images (paths or Pillow images) as unit rows ``(n_images, dim)``."""
-        return self._encode("images", images, batch_size, progress)
+        return self._encode("images", images, batch_size)
 
-    def encode_texts(
-        self, texts: Sequence[str], *, batch_size: int = 32, progress: Progress | None = None
-    ) -> FloatArray:
+    def encode_texts(self, texts: Sequence[str], *, batch_size: int = 32) -> FloatArray:
         """Encode texts as unit rows ``(n_texts, dim)``; longer texts are cut at the context."""
         self.check_modality("texts")
         check_texts(texts)
@@ -65,28 +60,22 @@ class Encoder:
                 f"{self.name} reads and were cut",
                 stacklevel=2,
             )
-        return self._encode("texts", texts, batch_size, progress)
+        return self._encode("texts", texts, batch_size)
 
-    def encode_audio(
-        self, sounds: Sequence[Any], *, batch_size: int = 32, progress: Progress | None = None
-    ) -> FloatArray:
+    def encode_audio(self, sounds: Sequence[Any], *, batch_size: int = 32) -> FloatArray:
         """Encode sounds (paths or mono arrays at `rate`) as unit rows ``(n_sounds, dim)``."""
-        return self._encode("audio", sounds, batch_size, progress)
+        return self._encode("audio", sounds, batch_size)
 
-    def _encode(
-        self, modality: Modality, items: Sequence[Any], batch_size: int, progress: Progress | None
-    ) -> FloatArray:
+    def _encode(self, modality: Modality, items: Sequence[Any], batch_size: int) -> FloatArray:
         rows = np.empty((len(items), self.dim), dtype=np.float32)
         for start, block in self.stream(modality, items, batch_size=batch_size):
             rows[start : start + len(block)] = block
-            if progress is not None:
-                progress(start + len(block), len(items))
         return rows
 
     def stream(
         self, modality: Modality, items: Sequence[Any], *, first: int = 0, batch_size: int = 32
     ) -> Generator[tuple[int, FloatArray], None, None]:
-        """Yield the place of every batch, and its unit rows; batches before `first` are skipped."""
+        """Yield the position of every batch and its unit rows, from `first` on."""
         self.check_modality(modality)
         if batch_size < 1:
             raise NNNormError(f"batch_size must be 1 or more; got {batch_size}")
@@ -95,12 +84,12 @@ class Encoder:
             try:
                 rows = embed(batch)
             except (MemoryError, RuntimeError) as error:
-                if isinstance(error, MemoryError) or "memory" in str(error).lower():
-                    raise NNNormError(
-                        f"{self.name} ran out of memory with {len(batch)} {modality} at once; use "
-                        f"a smaller batch_size (--batch-size {max(1, len(batch) // 2)})"
-                    ) from error
-                raise
+                if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
+                    raise
+                raise NNNormError(
+                    f"{self.name} ran out of memory with {len(batch)} {modality} at once; use a "
+                    f"smaller batch_size (--batch-size {max(1, len(batch) // 2)})"
+                ) from error
             if rows.shape != (len(batch), self.dim):
                 raise NNNormError(
                     f"{self.name} gave shape {rows.shape} for {len(batch)} {modality}; expected "
@@ -122,9 +111,8 @@ class Encoder:
                 return self.prepare_image(decode_image(items[row]))
             return self.prepare_sound(read_sound(items[row], self.rate))
 
-        n_threads = min(os.cpu_count() or 1, _MOST_THREADS)
         ahead: deque[tuple[int, Iterator[Any]]] = deque()
-        with quiet_pillow(), ThreadPoolExecutor(n_threads) as pool:
+        with quiet_pillow(), ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
             for start in range(first, len(items), batch_size):
                 rows = range(start, min(start + batch_size, len(items)))
                 ahead.append((start, pool.map(prepare, rows)))
@@ -135,7 +123,7 @@ class Encoder:
                 yield place, list(batch)
 
     def check_modality(self, modality: Modality) -> None:
-        """Raise unless this model supports the modality."""
+        """Raise an error unless this model supports the modality."""
         if modality not in self.modalities:
             raise NNNormError(
                 f"{self.name} encodes {' and '.join(self.modalities)}, not {modality}; "
@@ -174,14 +162,13 @@ class Encoder:
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Raise unless all are strings that are not blank."""
+    """Raise an error unless all texts are non-blank strings."""
     if isinstance(texts, str):
         raise NNNormError("texts must be a list of strings; got one string: put it in a list")
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise NNNormError(f"texts: number {place} isn't a string but {type(text).__name__}")
-    empty = [place for place, text in enumerate(texts) if not text.strip()]
-    if empty:
+    if empty := [place for place, text in enumerate(texts) if not text.strip()]:
         raise NNNormError(
             f"text {empty[0]} (counted from 0) is empty ({len(empty)} texts are); remove empty "
             "texts, because a model gives them all the same meaningless row"
@@ -189,7 +176,7 @@ def check_texts(texts: Sequence[str]) -> None:
 
 
 def unit_rows(rows: npt.NDArray[Any], name: str) -> FloatArray:
-    """Divide rows by their norms, in float64; raise for a row that has no direction."""
+    """Divide rows by their norms, in float64; raise an error for rows of zeros."""
     wide = np.asarray(rows, dtype=np.float64)
     norms = np.linalg.norm(wide, axis=-1, keepdims=True)
     bad = np.flatnonzero(~np.isfinite(norms) | (norms == 0))
@@ -210,7 +197,7 @@ def load_encoder(
     device: str = "auto",
     dtype: Dtype = "float32",
 ) -> Encoder:
-    """Load a model that turns images, texts or sounds into embeddings.
+    """Load a model that embeds images, texts or sounds.
 
     Parameters
     ----------
@@ -231,15 +218,12 @@ def load_encoder(
     require(needed, "encoders" if chosen == "transformers" else chosen)
     kind = getattr(import_module(f"nnnorm.encoders.{module}"), name)
     options = {"revision": revision, "device": pick_device(device), "dtype": dtype}
+    advice = (
+        "there is no such folder here; expected a folder with config.json or modules.json, a name "
+        "on the hub, or one of open_clip.list_pretrained()"
+    )
     if Path(model).is_dir():
         advice = "is one of its files missing, truncated or damaged?"
-    elif chosen == "open-clip":
-        advice = "see open_clip.list_pretrained() for the names"
-    else:
-        advice = (
-            "there is no such folder here; expected a folder with config.json or modules.json, or "
-            "a name on the hub"
-        )
     try:
         with _quiet_libraries():
             encoder: Encoder = kind(str(model), **options)
@@ -305,7 +289,7 @@ def pick_device(device: str) -> str:
 
 
 def check_vocabulary(tokenizer: Any, model: str) -> None:
-    """Raise if a tokenizer has no vocabulary, which transformers accepts if files are missing."""
+    """Raise an error if a tokenizer has no vocabulary, which transformers doesn't check."""
     special = getattr(tokenizer, "all_special_ids", None)  # some tokenizers lack this attribute
     if special is not None and len(tokenizer) <= len(set(special)):
         raise NNNormError(
@@ -320,9 +304,8 @@ def hash_weights(model: str) -> str | None:
     if not path.exists():
         return None
     digest = hashlib.sha256()
-    for found in [path] if path.is_file() else sorted(path.rglob("*")):
-        if path.is_dir() and found.suffix not in (".safetensors", ".bin"):
-            continue
+    inside = sorted(file for file in path.rglob("*") if file.suffix in (".safetensors", ".bin"))
+    for found in [path] if path.is_file() else inside:
         with open(found, "rb") as file:
             while block := file.read(2**22):
                 digest.update(block)

@@ -63,9 +63,8 @@ class HuggingFace(Encoder):
         self._config = config = transformers.AutoConfig.from_pretrained(model, **options)
         if config.model_type not in _KINDS:
             raise NNNormError(
-                f"model {model} is of type {config.model_type!r}, not a dual encoder known here; "
-                f"expected one of {', '.join(_KINDS)}, or a sentence-transformers folder (with "
-                "modules.json)"
+                f"model {model} is of type {config.model_type!r}, not a dual encoder known here: "
+                f"{', '.join(_KINDS)}, or sentence-transformers (with modules.json)"
             )
         kind, self._type = _KINDS[config.model_type], config.model_type
         self.name, self.modalities = model, kind.modalities
@@ -80,9 +79,8 @@ class HuggingFace(Encoder):
         if "images" in kind.modalities:
             # Without torchvision, in versions 4 and 5.
             is_old = transformers.__version__.startswith("4.")
-            backend = {"use_fast": False} if is_old else {"backend": "pil"}
-            load = transformers.AutoImageProcessor.from_pretrained
-            self._processor = load(model, **options, **backend)
+            options |= {"use_fast": False} if is_old else {"backend": "pil"}
+            self._processor = transformers.AutoImageProcessor.from_pretrained(model, **options)
             preprocessing = json.loads(self._processor.to_json_string())
         else:
             preprocessing = self._load_sounds(options)
@@ -201,10 +199,8 @@ class HuggingFace(Encoder):
 def _as_arrays(found: Mapping[str, Any]) -> Arrays:
     """Arrays of a processor, floats in float32."""
     arrays = {name: np.asarray(value) for name, value in found.items()}
-    return {
-        name: array.astype(np.float32) if array.dtype == np.float64 else array
-        for name, array in arrays.items()
-    }
+    wide = (name for name, array in arrays.items() if array.dtype == np.float64)
+    return arrays | {name: arrays[name].astype(np.float32) for name in wide}
 
 
 def clean_caption(text: str, max_words: int | None = _BLIP_WORDS) -> str:
@@ -226,14 +222,11 @@ def load_pretrained(model: str, architecture: str, options: Mapping[str, Any]) -
         (shapes, "has {} tensors of other shapes than"),
         (info["unexpected_keys"], "has {} tensors that are unknown to"),
     ):
-        keys = sorted(key for key in found if not key.endswith(_STORED_BUFFERS))
-        if keys:
-            shown = [
-                f"{key} {shapes[key][0]} instead of {shapes[key][1]}" if key in shapes else key
-                for key in keys
-            ]
+        if keys := sorted(key for key in found if not key.endswith(_STORED_BUFFERS)):
+            sizes = {key: f" {own} instead of {needed}" for key, (own, needed) in shapes.items()}
+            shown = ", ".join(f"{key}{sizes.get(key, '')}" for key in keys[:3])
             raise NNNormError(
-                f"model {model} {words.format(len(keys))} {architecture}: "
-                f"{', '.join(shown[:3])}; was it saved as another kind of model?"
+                f"model {model} {words.format(len(keys))} {architecture}: {shown}; was it saved as "
+                "another kind of model?"
             )
     return loaded.float().eval()

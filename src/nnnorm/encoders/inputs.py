@@ -1,11 +1,11 @@
 """Images, texts and sounds: listed from any source, checked, and opened.
 
-A folder gives all its images (or sounds), including those of subfolders, sorted by name. A text
+A folder means all its images (or sounds), including those in subfolders, sorted by name. A text
 file has one entry per line; a table (`.csv`, `.tsv`, `.jsonl`, `.parquet`) has a column of entries.
 Paths in a file are relative to the folder of that file. Tar files of webdataset and folders written
 by `save_to_disk` are opened by Hugging Face's `datasets`.
 
-An image of more than `MAX_PIXELS` is rejected by its header, as a decompression bomb. Pixels are
+Images with more than `MAX_PIXELS` are rejected as decompression bombs. Pixels are
 RGB as stored; the EXIF orientation is not applied, as in the original code of the models. Sounds
 are mono float32 at the rate of the model: channels are averaged, other rates are resampled.
 """
@@ -56,10 +56,8 @@ def list_inputs(source: Path, kind: str = "images", column: str | None = None) -
             raise NNNormError(f"{kind}: {source} has no files of {', '.join(suffixes)}")
         return found
     if suffix == ".json":
-        raise NNNormError(
-            f"{kind}: {source} is JSON; expected a text file with an entry per line, or a table "
-            f"({', '.join(TABLE_SUFFIXES)})"
-        )
+        tables = ", ".join(TABLE_SUFFIXES)
+        raise NNNormError(f"{source} is JSON; expected an entry per line, or a table ({tables})")
     entries = read_column(source, column) if is_table else read_lines(source)
     if kind == "texts":
         return entries
@@ -82,11 +80,8 @@ class Column(Sequence[Any]):
     def __init__(self, rows: Any, kind: str, column: str | None, source: Path) -> None:
         datasets = require("datasets", "datasets")
         kinds = {"images": datasets.Image, "audio": datasets.Audio, "texts": datasets.Value}
-        fits = [
-            name
-            for name, what in rows.features.items()
-            if isinstance(what, kinds[kind]) and not name.startswith("__")
-        ]
+        own = {name: what for name, what in rows.features.items() if not name.startswith("__")}
+        fits = [name for name, what in own.items() if isinstance(what, kinds[kind])]
         name = column or (fits[0] if len(fits) == 1 else None)
         if name is None or name not in rows.features:
             what = "name a column" if column is None else f"there is no column {column!r}"
@@ -106,9 +101,8 @@ class Column(Sequence[Any]):
         try:
             found = self._rows[row][self._name]
         except Exception as error:  # Pillow's readers raise their own kinds of error
-            raise NNNormError(
-                f"{self._source}: row {row} can't be read ({first_line(error)})"
-            ) from error
+            words = f"{self._source}: row {row} can't be read ({first_line(error)})"
+            raise NNNormError(words) from error
         if isinstance(found, dict):
             found = found["bytes"] or found["path"]
         if found is None:
@@ -124,37 +118,30 @@ class Column(Sequence[Any]):
 
 
 def _is_container(source: Path, kind: str) -> bool:
-    if source.suffix.lower() == ".tar":
-        return True
-    if any((source / name).is_file() for name in ("state.json", "dataset_dict.json")):
+    saved = any((source / name).is_file() for name in ("state.json", "dataset_dict.json"))
+    if saved or source.suffix.lower() == ".tar":
         return True
     # A folder of pictures may hold a tar file next to them.
-    plain = _SUFFIXES.get(kind, ())
-    return any(source.glob("*.tar")) and not any(
-        path.suffix.lower() in plain for path in source.rglob("*")
-    )
+    suffixes = {path.suffix.lower() for path in source.rglob("*")}
+    return any(source.glob("*.tar")) and suffixes.isdisjoint(_SUFFIXES.get(kind, ()))
 
 
 def _open_container(source: Path) -> Any:
     datasets = require("datasets", "datasets")
     datasets.disable_progress_bars()
-    files = [source] if source.is_file() else sorted(source.glob("*.tar"))
+    files = [str(file) for file in ([source] if source.is_file() else sorted(source.glob("*.tar")))]
     if not files and not source.is_dir():
         raise NNNormError(f"there is no file {source}; check the path")
     try:
         if files:
-            names = [str(file) for file in files]
-            rows = datasets.load_dataset("webdataset", data_files=names, split="train")
+            rows = datasets.load_dataset("webdataset", data_files=files, split="train")
         else:
             rows = datasets.load_from_disk(str(source))
     except Exception as error:  # the library and its readers raise many kinds
-        raise NNNormError(
-            f"{source} can't be read as a data set ({first_line(error)}); is it complete?"
-        ) from error
+        words = f"{source} can't be read as a data set ({first_line(error)}); is it complete?"
+        raise NNNormError(words) from error
     if isinstance(rows, dict):
-        raise NNNormError(
-            f"{source} has the splits {', '.join(rows)}; name the folder of one of them"
-        )
+        raise NNNormError(f"{source} has splits; name the folder of one: {', '.join(rows)}")
     return rows
 
 
@@ -175,7 +162,7 @@ def check_inputs(
     skip: bool = False,
     progress: Progress | None = None,
 ) -> list[Problem]:
-    """Raise if files of images or sounds can't be used, or return them with `skip`.
+    """Raise an error if image or sound files can't be used; with `skip`, return them.
 
     Headers are read, and with `skip` all pixels of images.
     """
@@ -203,10 +190,9 @@ def check_inputs(
 
 
 def _check_file(path: Path, what: str) -> None:
-    if not path.exists():
-        raise NNNormError(f"{what} {path}: there is no such file; check the path")
     if not path.is_file():
-        raise NNNormError(f"{what} {path}: it is a folder or a device; expected a file")
+        problem = "it is a folder or a device" if path.exists() else "there is no such file"
+        raise NNNormError(f"{what} {path}: {problem}; check the path")
 
 
 # --- images ---------------------------------------------------------------------------------------
@@ -250,10 +236,8 @@ def _opened(source: str | os.PathLike[str]) -> Iterator[Any]:
     except NNNormError:
         raise
     except Exception as error:  # each of Pillow's readers raises its own kind of error
-        raise NNNormError(
-            f"image {path} can't be read ({first_line(error)}); is it too large, truncated, or not "
-            "an image?"
-        ) from error
+        words = f"image {path} can't be read ({first_line(error)}); is it too large or truncated?"
+        raise NNNormError(words) from error
 
 
 def _to_rgb(image: Any, name: str) -> Any:
@@ -267,15 +251,11 @@ def _to_rgb(image: Any, name: str) -> Any:
 def _check_header(image: Any, name: str) -> None:
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise NNNormError(
-            f"{name} is too large ({width} x {height} pixels; at most {MAX_PIXELS:,} pixels); "
-            "scale it down"
-        )
+        size = f"{width} x {height} pixels; at most {MAX_PIXELS:,} pixels"
+        raise NNNormError(f"{name} is too large ({size}); scale it down")
     if image.mode[0] in "IF":  # Pillow would clip their values, which makes most of them white
-        raise NNNormError(
-            f"{name} has more than 8 bits per channel (Pillow's mode {image.mode}); "
-            "save it as 8-bit RGB or gray first"
-        )
+        mode = f"more than 8 bits per channel (Pillow's mode {image.mode})"
+        raise NNNormError(f"{name} has {mode}; save it as 8-bit RGB or gray first")
 
 
 # --- sounds ---------------------------------------------------------------------------------------
@@ -303,14 +283,14 @@ def read_sound(source: Any, rate: int) -> FloatArray:
 
 
 def _call_soundfile(function: str, source: Any, **options: Any) -> Any:
-    soundfile = require("soundfile", "audio")
-    is_path = not isinstance(source, bytes)
-    name = f"sound {source}" if is_path else "a sound"
-    if is_path:
+    soundfile, name = require("soundfile", "audio"), "a sound"
+    if isinstance(source, bytes):
+        source = io.BytesIO(source)
+    else:
+        name = f"sound {source}"
         _check_file(Path(source), "sound")
     try:
-        return getattr(soundfile, function)(source if is_path else io.BytesIO(source), **options)
+        return getattr(soundfile, function)(source, **options)
     except (soundfile.SoundFileError, OSError) as error:
-        raise NNNormError(
-            f"{name} can't be read ({first_line(error)}); is it truncated, or not a sound?"
-        ) from error
+        words = f"{name} can't be read ({first_line(error)}); is it truncated, or not a sound?"
+        raise NNNormError(words) from error

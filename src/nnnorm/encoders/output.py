@@ -1,4 +1,4 @@
-"""Embeddings on disk: one memory-mapped file, so that long work can be interrupted and resumed.
+"""Embeddings on disk: one memory-mapped file, so encoding can be interrupted and resumed.
 
     OUT/img_emb.partial/    in progress: img_emb_0.npy, about.json, and the number of finished rows
     OUT/img_emb/            complete: img_emb_0.npy, about.json, items.jsonl
@@ -56,22 +56,23 @@ def encode_to_folder(
     growing = folder.with_name(f"{folder.name}.partial")
     if ids is None and isinstance(items, Column):
         ids = items.keys()
-    about = _describe(encoder, modality, items)
-    if ids is not None:
-        about["ids_sha256"] = _digest("texts", ids)
+    about = _describe(encoder, modality, items, ids)
     if folder.exists():
         return Encoded(folder, _read_about(folder, about), len(items))
-    n_done = 0
     if growing.exists():
         about = _read_about(growing, about)
-        n_done = int((growing / _DONE).read_text()) if (growing / _DONE).exists() else 0
+    n_done = int((growing / _DONE).read_text()) if (growing / _DONE).exists() else 0
     # Batches begin at the same rows as before, so that the bits are the same.
     n_done -= n_done % batch_size
     if modality != "texts" and isinstance(items, (list, tuple)):
         check_inputs(items[n_done:], modality)
     stream = encoder.stream(modality, items, first=n_done, batch_size=batch_size)
     try:
-        matrix = _open_matrix(growing, folder.name, about, items, ids)
+        path = growing / f"{folder.name}_0.npy"
+        if not path.exists():
+            _describe_in(make_folder(growing), about, items, ids)
+            make_mapped(path, np.float32, (len(items), encoder.dim))
+        matrix = np.load(path, mmap_mode="r+")
         for number, (start, rows) in enumerate(stream, 1):
             stop = start + len(rows)
             matrix[start:stop] = rows
@@ -91,39 +92,31 @@ def encode_to_folder(
     return Encoded(folder, about, n_done)
 
 
-def _open_matrix(
-    growing: Path,
-    name: str,
-    about: dict[str, Any],
-    items: Sequence[Any],
-    ids: Sequence[str] | None,
+def _describe_in(
+    folder: Path, about: dict[str, Any], items: Sequence[Any], ids: Sequence[str] | None
+) -> None:
+    """Write what the rows of a folder are."""
+    _write(folder / _ABOUT, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
+    names = map(str, items) if _are_names(items) else (f"row {n}" for n in range(len(items)))
+    _write(folder / "items.jsonl", "".join(f"{json.dumps(name)}\n" for name in names))
+    if ids is not None:
+        _write(folder / IDS_FILE, "".join(f"{one}\n" for one in ids))
+
+
+def _describe(
+    encoder: Encoder, modality: Modality, items: Sequence[Any], ids: Sequence[str] | None
 ) -> Any:
-    """Open the file of work in progress, made with its description if it is new."""
-    path = growing / f"{name}_0.npy"
-    if not path.exists():
-        make_folder(growing)
-        _write(growing / _ABOUT, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
-        names = map(str, items) if _are_names(items) else (f"row {n}" for n in range(len(items)))
-        _write(growing / "items.jsonl", "".join(f"{json.dumps(name)}\n" for name in names))
-        if ids is not None:
-            _write(growing / IDS_FILE, "".join(f"{one}\n" for one in ids))
-        return make_mapped(path, np.float32, (about["n_rows"], about["dim"]))
-    return np.lib.format.open_memmap(path, mode="r+")
-
-
-def _describe(encoder: Encoder, modality: Modality, items: Sequence[Any]) -> dict[str, Any]:
     """Return the content of about.json, which is the same for every run of the same work."""
-    about: dict[str, Any] = {"model": encoder.name, "normalization": "unit norm, by nnnorm"}
-    about.update(encoder.about)
-    about.update(modality=modality, dim=encoder.dim, n_rows=len(items))
+    about = {"model": encoder.name, "normalization": "unit norm, by nnnorm", **encoder.about}
+    about |= {"modality": modality, "dim": encoder.dim, "n_rows": len(items)}
     if modality == "texts":
         items = list(items)
         check_texts(items)
-        about["n_texts_cut"] = encoder.count_cut(items)
-        about["context"] = encoder.context
+        about |= {"n_texts_cut": encoder.count_cut(items), "context": encoder.context}
     about["items_sha256"] = _digest(modality, items)
-    restored: dict[str, Any] = json.loads(json.dumps(about, ensure_ascii=False))
-    return restored
+    if ids is not None:
+        about["ids_sha256"] = _digest("texts", ids)
+    return json.loads(json.dumps(about, ensure_ascii=False))
 
 
 def _digest(modality: Modality, items: Sequence[Any]) -> str:
@@ -144,7 +137,6 @@ def _are_names(items: Sequence[Any]) -> bool:
 
 def _read_about(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
     """Return the about.json of existing embeddings, if it is that of the same work."""
-    words = {"weights_sha256": "weights", "items_sha256": "inputs", "ids_sha256": "ids"}
     try:
         found: dict[str, Any] = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -155,10 +147,10 @@ def _read_about(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
     moves = {"model"} if about.get("weights_sha256") else set()  # with a hash, it may have moved
     for key in about:
         if key not in moves and found.get(key) != about[key]:
+            was, now = (str(one.get(key))[:60] for one in (found, about))
             raise NNNormError(
-                f"cannot continue {folder}: it was made with other {words.get(key, key)} "
-                f"({str(found.get(key))[:60]}; now {str(about[key])[:60]}); choose another output, "
-                "or remove it"
+                f"cannot continue {folder}: it was made with other {key.removesuffix('_sha256')} "
+                f"({was}; now {now}); choose another output, or remove it"
             )
     return found
 

@@ -1,8 +1,7 @@
 """sentence-transformers: text models, and CLIP models that also accept images.
 
-A model is a folder with `modules.json`, or a name on the hub. The library's own `encode` is used,
-with the default prompt of the model if it has one; rows are always normalized, also if the model
-has no module for it.
+A model is a folder with `modules.json`, or a name on the hub. This uses the library's own `encode`,
+with the model's default prompt, if any. Rows are always normalized.
 """
 
 from collections.abc import Sequence
@@ -22,22 +21,19 @@ class SentenceEncoder(Encoder):
 
     def __init__(self, model: str, *, revision: str | None, device: str, dtype: Dtype) -> None:
         library = require("sentence_transformers", "sentence-transformers")
-        self._device = device
         is_folder = Path(model).is_dir()
-        options: Any = {"revision": revision, "local_files_only": is_folder}
+        options: Any = {"revision": revision, "local_files_only": is_folder, "device": device}
         options["trust_remote_code"] = False  # code that comes with a model is never run
         if is_folder:
             _check_modules(Path(model))
-        self._model = library.SentenceTransformer(model, device=self._device, **options)
+        self._model = library.SentenceTransformer(model, **options)
         if is_folder:
             _check_weights(self._model[0], Path(model))
         self._model.to(dtype=getattr(require("torch", "encoders"), dtype)).eval()
         self.name = model
         # Earlier versions of the library do not list the supported inputs.
-        is_clip = type(self._model[0]).__name__ == "CLIPModel"
-        sees = "image" in (
-            getattr(self._model, "modalities", None) or (["image"] if is_clip else [])
-        )
+        known = ["image"] if type(self._model[0]).__name__ == "CLIPModel" else []
+        sees = "image" in (getattr(self._model, "modalities", None) or known)
         self.modalities = ("texts", "images") if sees else ("texts",)
         tokenizer = self._model.tokenizer
         # The "tokenizer" of a CLIP model may be a processor that contains the tokenizer.

@@ -18,14 +18,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.arrays import read_npy
+from nnnorm.arrays import map_npy
 from nnnorm.bias import Bias
 from nnnorm.dedup import hash_rows
 from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, IntArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, check_count, warn
 from nnnorm.evaluation.results import Interval, interval_of_difference
-from nnnorm.files import Progress, unreadable
+from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs, warn_of_mismatch
 from nnnorm.methods import open_references
 from nnnorm.ranking import Ranking, iterate_scores
@@ -168,10 +168,7 @@ def read_truth(path: str | os.PathLike[str]) -> Any:
             "instance with pandas.read_csv, and save its column of item numbers with numpy.save"
         )
     if file.suffix == ".npy":
-        try:
-            return read_npy(file)
-        except (ValueError, OSError) as error:
-            raise unreadable(path, "a .npy of whole numbers", error) from error
+        return np.array(map_npy(file))
     lists = read_json(file, "a truth with a list per query")
     if not isinstance(lists, list):
         raise NNNormError(f"{path} must hold a list per query; got {type(lists).__name__}")

@@ -1,4 +1,4 @@
-"""`nnnorm explore`: a local page that shows hubs, and what a correction does about them.
+"""`nnnorm explore`: a local page that shows hubs and the effect of a correction.
 
 material     embeddings in their roles, what an index serves, captions and metadata
 pictures     thumbnails, made when asked for

@@ -1,6 +1,6 @@
 """The first hits of many queries under any correction, from a few candidates of each query.
 
-A slider asks for the same ranking under ever other corrections. The product of queries and gallery
+Moving a slider needs the same ranking under other corrections. The product of queries and gallery
 is computed once per *anchor* (no correction, and a few corrections within the range of the
 sliders), and the best items of each query under each anchor are kept with their raw scores. Under
 another correction the candidates are ranked again.

@@ -1,7 +1,7 @@
-"""What is looked at: embeddings in their roles, and what shows items and queries to a person.
+"""The data of the explorer: embeddings, captions, pictures and metadata.
 
 `demo_material` is the data set that ships with the package; `open_material` opens files, or the
-items of an index. Both give a `Material`, which is checked once and never changed.
+items of an index. Both return a `Material`, which is checked once and never changes.
 """
 
 import threading
@@ -41,8 +41,8 @@ _UNIT_TOLERANCE = 0.01
 class Served:
     """The stored values of an index under any weight, as a method of the page's picker.
 
-    The views show the exact ranking by these values. Whether the engine returns that ranking is
-    the question of `nnnorm index verify`.
+    The views show the exact ranking by these values. To check that the engine returns it, use
+    `nnnorm index verify`.
     """
 
     url: str

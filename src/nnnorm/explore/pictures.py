@@ -1,7 +1,7 @@
-"""Pictures of items: small, made when they are first asked for, kept for the next time.
+"""Thumbnails of items, created on first request and cached.
 
-The page asks for a picture by the number of its item, never by a path. A folder serves only files
-that are inside it once all links are followed, so that a name in a table can't lead elsewhere.
+The page asks for a picture by the number of its item, never by a path. After all links are
+followed, a file must be inside the folder, so a name in a table can't point elsewhere.
 """
 
 import io

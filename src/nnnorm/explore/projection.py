@@ -1,4 +1,4 @@
-"""Items on a plane, so that neighbors stay near each other: small, seeded, numpy alone.
+"""A map of the items: similar items are close together. Seeded, numpy only.
 
 The first two principal components are a start in which far things are far. Then items pull their
 nearest neighbors and push random others away, with the forces of UMAP (McInnes et al., 2018) for

@@ -1,7 +1,7 @@
 """The page without a server: views for a grid of settings, recorded.
 
-`record` asks `Views.paths` for what a person can reach in the exported page, and writes the answers
-into a script, so that the page opens from disk.
+`record` computes all views that the exported page can show, and writes them to a script, so the
+page opens from disk.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""The page and its numbers over HTTP, for the person at this machine.
+"""The explorer's page and data over HTTP, on this machine.
 
 All requests read, none writes. A request is rejected unless its Host header names this machine
 (against DNS rebinding) and its Origin, if it has one, is the page itself. The page may load nothing
-from elsewhere and run no inline script. Wrong parameters get a 4xx and one sentence.
+from elsewhere and run no inline script. Wrong parameters return a 4xx status with one sentence.
 Starlette (`pip install 'nnnorm[explore]'`) is imported when an application is made.
 """
 
@@ -38,7 +38,7 @@ _HEADERS = {
 
 
 def _reject(headers: Mapping[str, str], own: str) -> str | None:
-    """The reason to reject a request, if there is one."""
+    """Return the reason to reject a request, if any."""
     host = headers.get("host", "")
     if not _is_ours(host, own.strip("[]")):
         shown = repr(host[:100])
@@ -60,14 +60,14 @@ def _is_ours(host: str, own: str) -> bool:
         return False
     if name in LOOPBACK or own in LOOPBACK:
         return name in LOOPBACK
-    # A name can be made to lead here by its owner; an address can't.
+    # Anyone can point a host name here, but not an address.
     with suppress(ValueError):
         return bool(ipaddress.ip_address(name))
     return name in (own, socket.gethostname().lower())
 
 
 def make_app(session: Session, host: str = "127.0.0.1") -> Any:
-    """Make the ASGI application of a session: the page, its views, pictures and exports."""
+    """Create the ASGI application of a session: the page, its views, pictures and exports."""
     responses, routing, middleware, base, static, applications = (
         require(f"starlette.{name}", "explore")
         for name in (
@@ -183,7 +183,7 @@ def _read(name: str, text: str) -> Any:
 
 @asynccontextmanager
 async def _limit_threads(app: Any) -> AsyncIterator[None]:
-    """Few threads answer: more than processors wait for each other, and each keeps its memory."""
+    """Use few threads: more than the number of cores would only wait and use memory."""
     limiter = require("anyio.to_thread", "explore").current_default_thread_limiter()
     limiter.total_tokens = max(2, os.cpu_count() or 1) + 4
     yield
@@ -202,12 +202,12 @@ def listen(host: str = "127.0.0.1", port: int = 8765) -> socket.socket:
 
 
 def make_server(session: Session, host: str = "127.0.0.1") -> Any:
-    """Make the server of a session, with limits for what a client may send and hold open."""
+    """Create the server of a session, with limits on requests and connections."""
     uvicorn = require("uvicorn", "explore")
     protocol: Any = require("uvicorn.protocols.http.h11_impl", "explore").H11Protocol
 
     class Protocol(protocol):  # type: ignore[misc]
-        """HTTP that closes connections on which nothing is being answered."""
+        """HTTP that closes idle connections."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)

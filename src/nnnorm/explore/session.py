@@ -1,9 +1,8 @@
-"""What one gallery's explorer keeps: statistics of the bank, candidates of queries, answers.
+"""The state of the explorer: statistics of the bank, candidates of queries, cached results.
 
-All numbers are those of the package: `Statistics` gives m_k and L_β of every setting of the sliders
-from one pass over the bank, the methods turn them into a `Bias`, and `Candidates` ranks by it. A
-move of a slider costs the ranking of the candidates. Of many queries a random sample is used, never
-the first ones.
+All numbers come from the package: `Statistics` has m_k and L_β for every setting of the sliders
+from one pass over the bank, methods compute a `Bias` from them, and `Candidates` ranks by it.
+Moving a slider only ranks the candidates again. If there are many queries, a random sample is used.
 """
 
 import tempfile
@@ -95,7 +94,7 @@ class Knob:
 
 
 class Session:
-    """All that the explorer knows about a gallery and its queries."""
+    """The explorer's data and results for one gallery and its queries."""
 
     def __init__(
         self, material: Material, *, seed: int = 0, progress: Progress | None = None
@@ -252,7 +251,7 @@ class Session:
         return self.chosen[~was & now], self.chosen[was & ~now]
 
     def choose_example(self) -> int:
-        """Return a query that shows the effect: a hub was its top-1 and falls as far as any."""
+        """Return a query that shows the effect: its top-1 was a hub that moves far down."""
         setting = self.open_method(self.offered[0], {})
         won, _ = self.find_won(setting)
         if len(won) == 0:
@@ -305,7 +304,7 @@ class Session:
             self.unique.embeddings,
             queries=self.queries,
             truth=self.truth,
-            # These are the unique ones, and a bank says so itself.
+            # These are unique already.
             duplicates="keep" if self.unique.embeddings.counts is None else "drop",
             grids={"nnn": grid},
         )

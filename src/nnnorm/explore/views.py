@@ -1,4 +1,4 @@
-"""What each view of the page shows, from the functions of the package.
+"""The data of each view of the page.
 
 Every view returns one dictionary of plain values and arrays, which `to_json` writes. Items are
 described once per answer, under ``items``; arrays hold their numbers. `Views.paths` names the views
@@ -67,7 +67,7 @@ def to_json(view: View) -> str:
 
 
 class Views:
-    """The answers of the page, one method per view."""
+    """The views of the page, one method each."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.material = session, session.material
@@ -357,7 +357,7 @@ class Views:
         return items[draw_some(len(items), _N_SHOWN, self.session.seed)]
 
     def verdicts(self, items: Iterable[Any]) -> list[tuple[str, list[str]]]:
-        """Return what `scan` says about items, with reasons, if it is done and was possible."""
+        """Return the results of `scan` for items, with reasons, if it has finished."""
         found = result_of(self.session.scan) if self.session.scan.done() else None
         if found is None:
             return [(NOT_SCANNED, []) for _ in items]

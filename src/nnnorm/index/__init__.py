@@ -1,8 +1,8 @@
-"""The corrected search inside existing engines, one file per library.
+"""The corrected search in vector databases, one file per engine.
 
-`build_index` stores a gallery in a collection, `open_index` opens it again, `copy_index` makes a
-corrected copy of a collection of your application; all take a URL and return a `CorrectedIndex`,
-which `verify_index` checks. Importing this loads no engine.
+`build_index` stores a gallery in a collection, `open_index` opens it again, and `copy_index` copies
+a collection of your application and corrects the copy. All take a URL and return a
+`CorrectedIndex`, which `verify_index` checks. Importing this loads no engine.
 """
 
 from nnnorm.index.backend import Backend, Hits, Items

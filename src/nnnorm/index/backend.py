@@ -1,8 +1,8 @@
-"""The contract of an engine: what a `Backend` must do so that `CorrectedIndex` can do the rest.
+"""`Backend`: what an engine must do for `CorrectedIndex`.
 
-A backend stores vectors and finds the nearest ones. Every collection has versions: a new one is
-filled next to the one that is served, and `swap` makes it the served one in a single atomic step.
-A version's name is never used twice. A new engine is one file in `engines/` and one line in
+A backend stores vectors and finds the nearest ones. Every collection has versions. A new one is
+filled next to the served one, and `swap` serves it in a single atomic step. Names of versions are
+never reused. A new engine is one file in `engines/` and one line in
 `engines/__init__.py`; `folder.py`, `sql.py` and `server.py` have what engines of one kind share.
 """
 
@@ -52,7 +52,7 @@ class Items:
     def read(
         cls, ids: Sequence[Any], vectors: Any, metadata: list[dict[str, Any]], bias: Any = None
     ) -> "Items":
-        """Make items of what an engine returned."""
+        """Create items from the result of an engine."""
         if all(isinstance(own, int) and not isinstance(own, bool) for own in ids):
             named: Ids = np.array(ids, dtype=np.int64)
         else:
@@ -93,7 +93,7 @@ class Hits:
 
     @classmethod
     def read(cls, rows: Sequence[Pairs]) -> "Hits":
-        """Make hits of ``(id, score)`` pairs per query."""
+        """Create hits from ``(id, score)`` pairs per query."""
         widest = max(map(len, rows), default=0)
         is_text = any(isinstance(own, str) for row in rows for own, _ in row[:1])
         missing = ("" if is_text else -1, -np.inf)
@@ -111,7 +111,7 @@ class Hits:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a new version will hold."""
+    """Describes a new version."""
 
     width: int
     string_ids: bool
@@ -127,11 +127,11 @@ def whole(default: int, at_least: int = 1, at_most: int = _MOST) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of an engine, given by keyword or in a URL; `int`, `str` or `Literal`."""
+    """Options of an engine, from keywords or a URL: `int`, `str` or `Literal`."""
 
     @classmethod
     def read(cls, engine: str, given: Mapping[str, Any]) -> Self:
-        """Make options, or raise one sentence about the first that is wrong."""
+        """Create options, or raise an error about the first invalid one."""
         types, known = get_type_hints(cls), {one.name: one.metadata for one in fields(cls)}
         read = {}
         for name, value in given.items():
@@ -195,7 +195,7 @@ class Backend(ABC):
         self.restore_options({})
 
     def restore_options(self, stored: Mapping[str, Any]) -> None:
-        """Take over the options that an index was created with."""
+        """Use the options that an index was created with."""
         self.options = replace(self.options, **stored)
         self.created = {name: getattr(self.options, name) for name in self.created_by}
         self.configure()
@@ -222,10 +222,10 @@ class Backend(ABC):
 
     @abstractmethod
     def versions(self) -> list[str]:
-        """Return all versions, also those that were never finished."""
+        """Return all versions, including unfinished ones."""
 
     def is_taken(self) -> bool:
-        """Whether the application has something else under this name."""
+        """Whether something else in the database has this name."""
         return False
 
     @abstractmethod
@@ -292,14 +292,14 @@ class Backend(ABC):
         """Yield all items; those of the application's own collection of that name for None."""
 
     def close(self) -> None:
-        """Close the engine, unless its client was given."""
+        """Close the engine, unless you passed its client."""
         return None
 
     # --- errors and locks ---
 
     @contextmanager
     def translating(self) -> Iterator[None]:
-        """Turn errors of the engine's library into one sentence without passwords."""
+        """Convert errors of the engine's library to one sentence without passwords."""
         try:
             with keep_interrupts():
                 yield
@@ -328,7 +328,7 @@ class Backend(ABC):
         return is_disk_full(error)
 
     def missing(self) -> NNNormError:
-        """Return the error of a version or collection that isn't there."""
+        """Return the error for a missing version or collection."""
         return NNNormError(f"there is no {self.name}, or not this version of it; open it again")
 
     def error(self, message: str) -> NNNormError:
@@ -336,7 +336,7 @@ class Backend(ABC):
         return NNNormError(f"{self.name} {message}")
 
     def wrong_filter(self, given: object) -> NNNormError:
-        """Return the error of a filter that the engine can't read."""
+        """Return the error for an invalid filter."""
         return NNNormError(f"a filter of {self.engine} is {self.filters}; got {given!r:.60}")
 
     def lock_file(self) -> Path | None:
@@ -345,7 +345,7 @@ class Backend(ABC):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Let one thread, and one process if there is a lock file, change the collection."""
+        """Let one thread (and one process, if there is a lock file) change the collection."""
         with self.translating(), self.lock, contextlib.ExitStack() as stack:
             path = self.lock_file()
             if path is not None:
@@ -373,7 +373,7 @@ def _lock(file: Any) -> None:
 
 
 class ClientBackend(Backend):
-    """An engine with a client that is opened when it is needed first, and that threads share."""
+    """An engine with a client that is opened on first use and shared by threads."""
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         super().__init__(place, **options)
@@ -407,7 +407,7 @@ def _quote(error: Exception) -> str:
 
 
 def keep_errors(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of the caller, so that `translating` passes on what it raises."""
+    """Wrap a function of the caller, so `translating` doesn't convert its errors."""
 
     def called(*args: Any) -> Any:
         try:
@@ -420,6 +420,6 @@ def keep_errors(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chunks(values: Any, size: int) -> Iterator[Any]:
-    """Split something that can be sliced into parts of at most `size`."""
+    """Split a sequence into parts of at most `size`."""
     for start in range(0, len(values), size):
         yield values[start : start + size]

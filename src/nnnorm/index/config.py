@@ -1,7 +1,7 @@
-"""`IndexConfig`: what an index knows about its correction, and the checks of what is stored.
+"""`IndexConfig`: the correction of an index, and the checks of ids and metadata.
 
-It is the only place that calls a corrector's transforms. It also holds all that a search needs, so
-an index can be searched without its corrector.
+Only this module calls a corrector's transforms. A config has all that a search needs, so you can
+search an index without its corrector.
 """
 
 import math
@@ -38,7 +38,7 @@ _FEW = 64  # rows that are checked without opening them as embeddings
 
 @dataclass(frozen=True)
 class IndexConfig:
-    """How a version was made."""
+    """The correction of a version."""
 
     version: int
     corrector: str
@@ -61,7 +61,7 @@ class IndexConfig:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any], name: str) -> "IndexConfig":
-        """Read what `to_dict` wrote, or raise if it is something else."""
+        """Read the result of `to_dict`, or raise an error."""
         about = dict(stored)
         try:
             if about.pop("format", None) != FORMAT:
@@ -72,7 +72,7 @@ class IndexConfig:
             raise NNNormError(f"{problem}; build the index again") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """Return all fields, ready for JSON."""
         return {"format": FORMAT, **asdict(self)}
 
     @property
@@ -92,7 +92,7 @@ class IndexConfig:
         return (vectors @ _rotation(self.width) if self.rotated else vectors), None
 
     def restore_items(self, items: Items) -> Items:
-        """Turn stored items into the rows that were given, and their bias."""
+        """Convert stored items to their original rows and biases."""
         if self.mode == "column":
             return items
         vectors = items.vectors @ _rotation(self.width).T if self.rotated else items.vectors
@@ -136,21 +136,21 @@ class IndexConfig:
         return check_correction(weight, self.bias_range)
 
     def transform_queries(self, rows: FloatArray, weight: float) -> FloatArray:
-        """Return what the engine is asked."""
+        """Return the vectors to send to the engine."""
         if self.mode == "column":
             return rows
         asked = self.augmentation.extend_queries(rows, weight)
         return asked @ _rotation(self.width) if self.rotated else asked
 
     def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
-        """Turn the engine's scores into corrected scores."""
+        """Convert the engine's scores to corrected scores."""
         if self.mode == "column":
             return scores
         return self.augmentation.read_scores(scores, asked, weight, self.metric)
 
 
 def describe_corrector(corrector: Corrector) -> dict[str, Any]:
-    """Return what the config of a version says about its corrector."""
+    """Return the description of the corrector in a version's config."""
     bias = corrector.bias
     return {
         "corrector": corrector.fingerprint,
@@ -176,14 +176,14 @@ def _rotation(width: int) -> FloatArray:
 
 
 def bias_values(corrector: Corrector, rows: Embeddings, groups: Any = None) -> FloatArray:
-    """Return the bias of items; that of the corrector's own gallery is known already."""
+    """Return the bias of items; for the corrector's own gallery, it isn't computed again."""
     known = corrector.bias
     is_own = known.fingerprints.get("gallery") is not None and known.fits(rows)
     return known.values if is_own and groups is None else corrector.values_for(rows, groups)
 
 
 def read_groups(groups: Any, ids: Ids, metadata: Sequence[Metadata]) -> Any:
-    """Return the groups of items, given as they are, by id, or as a key of their metadata."""
+    """Return the groups of items, given as a list, by id, or as a metadata key."""
     items, problem = ids.tolist(), "groups has no label for the item {!r}; add it"
     if isinstance(groups, str):
         problem = f"the metadata of item {{!r}} has no key {groups!r}, which groups names"
@@ -198,7 +198,7 @@ def read_groups(groups: Any, ids: Ids, metadata: Sequence[Metadata]) -> Any:
 
 @dataclass(frozen=True)
 class CollectionInfo:
-    """What `nnnorm index info` prints."""
+    """The result of `nnnorm index info`."""
 
     name: str
     n_items: int
@@ -216,7 +216,7 @@ class CollectionInfo:
 
 
 def check_item_ids(ids: Any, n_items: int | None = None) -> Ids:
-    """Return ids of items that every engine can hold, or raise."""
+    """Return ids that every engine can store, or raise an error."""
     listed = np.array(ids, dtype=object)
     for own in listed.ravel().tolist():
         if isinstance(own, str) and not (0 < len(own) <= _LONGEST_ID and _is_text(own)):
@@ -228,7 +228,7 @@ def check_item_ids(ids: Any, n_items: int | None = None) -> Ids:
 
 
 def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[dict[str, Any]]:
-    """Return plain JSON metadata per item, or raise before anything is written."""
+    """Return plain JSON metadata per item, or raise an error before anything is written."""
     entries = [{} for _ in range(n_items)] if metadata is None else list(metadata)
     if len(entries) != n_items:
         raise NNNormError(f"metadata must be one per item; got {len(entries):,} for {n_items:,}")
@@ -256,7 +256,7 @@ def _is_key(key: Any) -> bool:
 
 
 def to_json(value: Any, otherwise: Callable[[Any], Any], depth: int = 0) -> Any:
-    """Return what every engine returns as it was given; of other values, what `otherwise` does."""
+    """Return a value that every engine returns unchanged; call `otherwise` for other values."""
     if isinstance(value, np.generic) and value.dtype.kind in "biufU":  # not dates
         value = value.item()
     if depth <= _DEEPEST:
@@ -272,7 +272,7 @@ def to_json(value: Any, otherwise: Callable[[Any], Any], depth: int = 0) -> Any:
 
 
 def _is_text(value: str) -> bool:
-    """Whether every engine can hold it: no null characters, no lone surrogates."""
+    """Whether every engine can store it: no null characters, no lone surrogates."""
     return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 

@@ -1,7 +1,8 @@
-"""`CorrectedIndex`, and the functions that build, open and copy one: the same for all engines.
+"""`CorrectedIndex`, and the functions that build, open and copy one, for all engines.
 
-Staging next to it, one atomic swap, the previous version kept: a kill at any moment leaves the
-previous version or the new one, and a rollback is the same swap again.
+A new version is filled next to the served one, then one atomic swap serves it, and the previous
+version is kept. A kill at any moment leaves the previous version or the new one. A rollback is
+another swap.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ _ATTEMPTS = 5
 
 
 class _State(NamedTuple):
-    """What one search needs: always of one version."""
+    """What a search needs, from one version."""
 
     version: str
     config: IndexConfig
@@ -88,7 +89,7 @@ class CorrectedIndex:
 
     @property
     def config(self) -> IndexConfig:
-        """What the index knows about its correction."""
+        """The config of the served version."""
         return self._state.config
 
     @property
@@ -97,7 +98,7 @@ class CorrectedIndex:
         return self._correctors.get(self.config.corrector)
 
     def close(self) -> None:
-        """Close the engine, unless its client was given. Nothing has to be saved."""
+        """Close the engine, unless you passed its client. You don't have to save anything."""
         with self.backend.translating():
             self.backend.close()
 
@@ -168,8 +169,8 @@ class CorrectedIndex:
     ) -> Hits:
         """Find the k best items of every query by the corrected score, with its confidence.
 
-        `parents` is the key of the metadata that names the document of a chunk: the k best
-        documents come back, each once, by its best chunk.
+        `parents` is the metadata key that has the document of a chunk. The k best documents are
+        returned, ranked by their best chunk.
         """
         k = check_count("k", k, self.backend.largest_k, f"hits of {self.backend.engine}")
         least = check_min_confidence(min_confidence)
@@ -197,7 +198,7 @@ class CorrectedIndex:
     def _search_documents(
         self, queries: Source, k: int, key: str, least: float, **options: Any
     ) -> Hits:
-        """Fetch more and more hits, until they are of enough documents or there are no more."""
+        """Fetch more hits until they include enough documents or there are no more."""
         wanted, n_items = max(k, N_COMPARED), len(self)
         most = max(1, min(n_items, self.backend.largest_k or n_items))
         n_fetched = min(4 * wanted, most)
@@ -243,13 +244,13 @@ class CorrectedIndex:
         return await asyncio.to_thread(self.search, queries, k, **options)
 
     def transform_queries(self, queries: Source, *, weight: float | None = None) -> FloatArray:
-        """Return the vectors to send with the engine's own client, shape ``(n_queries, width)``."""
+        """Return the vectors to search with in the engine's own client, ``(n_queries, width)``."""
         config = self.config
         rows = config.open_queries(queries, self.backend.name)
         return config.transform_queries(rows, config.use_weight(weight))
 
     def scan(self) -> Iterator[Items]:
-        """Yield all items with the rows that were given, their bias and metadata, in batches."""
+        """Yield all items in batches: their original rows, biases and metadata."""
         version, config = self._state
         with self.backend.translating():
             for items in self.backend.scan(version):
@@ -268,7 +269,7 @@ class CorrectedIndex:
     ) -> None:
         """Add items. They are durable when the call returns.
 
-        `groups`, for a corrector with groups: a label per item, or a key of the metadata.
+        For a corrector with groups, `groups` has one label per item, or is a metadata key.
         `overwrite` replaces items whose ids are in the index.
         """
         opened, corrector = self.config, self.corrector
@@ -300,7 +301,7 @@ class CorrectedIndex:
         self.add(rows, overwrite=True, **given)
 
     def delete(self, ids: Any) -> None:
-        """Delete items by their ids, all of which must be in the index."""
+        """Delete items by id. All ids must be in the index."""
         given = check_item_ids(ids)
         with self._writing(given, self.config) as (version, _):
             there = self.backend.present(version, given)
@@ -350,7 +351,7 @@ class CorrectedIndex:
     ) -> None:
         """Give all items the bias of another corrector, in one step for all readers.
 
-        `groups`, for a corrector with groups: a key of the metadata, or a dict from id to label.
+        For a corrector with groups, `groups` is a metadata key, or a dict from id to label.
         """
         new = open_corrector(corrector)
         backend = self.backend
@@ -390,7 +391,7 @@ class CorrectedIndex:
             self._state = _State(version, config)
 
     def _read_clicks(self, popularity: Popularity, ids: Any) -> dict[Any, float]:
-        """Clicks by id; those of items that the index doesn't have are left out, with a warning."""
+        """Return clicks by id, without those of unknown items (with a warning)."""
         check_type("popularity", popularity, Popularity, "such as Popularity(clicks, weight=0.02)")
         if ids is None and len(popularity) != len(self):
             counts = f"{len(popularity):,} for {len(self):,} items"
@@ -419,7 +420,7 @@ class CorrectedIndex:
 
 
 def _take_best(ids: Ids, scores: FloatArray, k: int, min_confidence: float) -> Hits:
-    """Sort hits by their scores: cosines may be equal if products aren't; and keep k of them."""
+    """Sort hits by their corrected scores (cosines may be tied), and keep k of them."""
     if (scores[:, 1:] > scores[:, :-1]).any():
         order = np.argsort(-scores, axis=1, kind="stable")
         ids, scores = (np.take_along_axis(one, order, axis=1) for one in (ids, scores))
@@ -430,7 +431,7 @@ def _take_best(ids: Ids, scores: FloatArray, k: int, min_confidence: float) -> H
 
 
 def _best_chunks(hits: Hits, key: str, name: str) -> list[dict[Any, tuple[Any, float, Any]]]:
-    """By query, the best chunk of every document: its id, score and metadata."""
+    """Return the best chunk of every document per query: its id, score and metadata."""
     found: list[dict[Any, tuple[Any, float, Any]]] = [{} for _ in range(len(hits))]
     for row, entries in enumerate(hits.metadata or []):
         chunks = zip(hits.ids[row].tolist(), hits.scores[row].tolist(), entries, strict=False)
@@ -552,7 +553,7 @@ def copy_index(
     groups: str | None = None,
     progress: Progress | None = None,
 ) -> CorrectedIndex:
-    """Make a corrected copy of an existing collection, with its ids and metadata.
+    """Copy an existing collection with its ids and metadata, and correct the copy.
 
     Parameters
     ----------
@@ -622,7 +623,7 @@ def _fill(
     progress: Progress | None,
     previous: str | None,
 ) -> str:
-    """Fill a version with all items, and serve it; an error leaves nothing of it."""
+    """Fill a version with all items, and serve it; after an error, remove it."""
     version = f"v{config.version}_{secrets.token_hex(3)}"
     first: list[Items] = []
     for part in parts:
@@ -655,7 +656,7 @@ def _fill(
 
 
 def _keep_only(backend: Backend, *kept: str) -> None:
-    """Drop versions that an interruption left, or that are too old."""
+    """Drop unfinished and old versions."""
     for version in backend.versions():
         if version not in kept:
             backend.drop(version)

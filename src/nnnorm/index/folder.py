@@ -1,13 +1,12 @@
-"""Base of the engines that are a library and a file: an index is a folder.
+"""Base class of engines that are libraries: an index is a folder.
 
     photos/CURRENT                 the name of the served version, replaced atomically
     photos/v2_1f0c9a/index         what the engine's library writes
     photos/v2_1f0c9a/items.npz     ids and metadata
     photos/v2_1f0c9a/config.json   written last
 
-Loaded versions are never changed: a write copies the served one, changes the copy, and swaps. So
-threads and processes that have it open keep what they opened. Without a place, all of this is in
-memory.
+Loaded versions never change: a write copies the served one, changes the copy, and swaps. Threads
+and processes that have it open keep their version. Without a path, everything is in memory.
 """
 
 import contextlib

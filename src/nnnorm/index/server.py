@@ -1,4 +1,4 @@
-"""Base of the engines that are a server, or a folder that their client opens.
+"""Base class of engines with a client, for a server or a folder.
 
 Every version is a collection of its own, ``photos_v2_1f0c9a``. The name ``photos`` is an alias of
 the served one, or a record that names it.
@@ -121,7 +121,7 @@ class ServerBackend(ClientBackend):
 
 
 def _check_server(address: str) -> None:
-    """Raise unless an address has a host, and a port that is a number."""
+    """Raise an error unless an address has a host and a numeric port."""
     try:
         parts = urlsplit(address)
         is_good = bool(parts.hostname) and parts.port != 0
@@ -135,7 +135,7 @@ def _check_server(address: str) -> None:
 
 
 def split_fields(entry: Metadata, is_field: Callable[[str, Any], bool]) -> dict[str, Any]:
-    """Return the fields that an engine can hold, and the others as JSON in one more field."""
+    """Return the fields that an engine can store, and the others as JSON in one more field."""
     known = {name: value for name, value in entry.items() if is_field(name, value)}
     rest = {name: value for name, value in entry.items() if name not in known}
     return known | ({"nnnorm_json": json.dumps(rest)} if rest else {})

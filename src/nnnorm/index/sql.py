@@ -1,4 +1,4 @@
-"""Base of the engines with SQL: a version is a table, and one more table lists the versions.
+"""Base class of SQL engines: a version is a table, and another table lists the versions.
 
 nnnorm_indexes(name, version, config, served)   the swap is one UPDATE
 photos_v2_1f0c9a(id, embedding, bias, …)         metadata keys are columns, the rest is JSON

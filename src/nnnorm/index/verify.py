@@ -21,7 +21,7 @@ _BLOCK = 64  # queries compared with all items at once
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify_index` found."""
+    """The result of `verify_index`."""
 
     recall: float
     score_error: float

@@ -1,7 +1,6 @@
-"""The correction in libraries that stand above the engines, one file per library.
+"""Integrations with LangChain, LlamaIndex, Haystack and MTEB, one file per library.
 
-Each file needs a library that is an extra and is imported by its own name: `langchain`,
-`llama_index`, `haystack` and `mteb`. They store what `Corrector.transform_items` returns and search
-with what `Corrector.transform_queries` returns; `vectors.py` is what they share. Importing this
+Each file needs its library, which is an extra. They store the rows of `Corrector.transform_items`
+and search with those of `Corrector.transform_queries`; `vectors.py` has shared code. Importing this
 loads no library.
 """

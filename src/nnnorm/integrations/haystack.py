@@ -1,7 +1,7 @@
-"""Haystack (`pip install 'nnnorm[haystack]'`): two components that stand behind the embedders.
+"""Haystack (`pip install 'nnnorm[haystack]'`): components to place after the embedders.
 
-`DocumentCorrector` extends the embeddings of documents before they are written, `QueryCorrector`
-that of a query before it is asked; the document store between them may compare by cosine or by
+`DocumentCorrector` extends the embeddings of documents before they are written, and
+`QueryCorrector` that of a query before the search. The document store may compare by cosine or
 inner product. A pipeline is saved with the path of the corrector and its fingerprint.
 """
 
@@ -36,7 +36,7 @@ class _Component(VectorCorrector):
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Write this component down as the path and the fingerprint of its corrector."""
+        """Return the path and the fingerprint of the corrector, to save the component."""
         if self.path is None:
             raise NNNormError(
                 "a pipeline with a corrector in memory can't be saved; save the corrector first "
@@ -88,8 +88,8 @@ class QueryCorrector(_Component):
 class ConfidenceRater(_Component):
     """Add the confidence of a search to the metadata of its documents.
 
-    It stands behind the retriever, which should return 10 documents or more, and not scale their
-    scores. `similarity` is that of the document store.
+    Place it after the retriever, which should return 10 documents or more with unscaled scores.
+    `similarity` is that of the document store.
     """
 
     settings = ("similarity",)

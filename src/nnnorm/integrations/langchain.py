@@ -1,7 +1,7 @@
 """LangChain (`pip install 'nnnorm[langchain]'`): an embedding model whose vectors are corrected.
 
-Any vector store that takes an `Embeddings` then ranks by the corrected score, whichever of cosine,
-L2 and inner product it compares by; filters and later documents need nothing more.
+Any vector store that takes an `Embeddings` then ranks by the corrected score, by cosine, L2 or
+inner product. Filters and later documents work as before.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ class CorrectedEmbeddings(VectorCorrector, Embeddings):
         return self.extend_items(self.embeddings.embed_documents(texts))
 
     def embed_query(self, text: str) -> list[float]:
-        """Embed a text that is asked."""
+        """Embed a query."""
         return self.extend_query(self.embeddings.embed_query(text))
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Embed texts that are stored; other tasks run meanwhile."""
+        """Embed texts that are stored, without blocking the event loop."""
         vectors = await self.embeddings.aembed_documents(texts)
         return await asyncio.to_thread(self.extend_items, vectors)
 
     async def aembed_query(self, text: str) -> list[float]:
-        """Embed a text that is asked."""
+        """Embed a query."""
         return self.extend_query(await self.embeddings.aembed_query(text))
 
 
@@ -51,7 +51,7 @@ def search_with_confidence(
 ) -> list[Document]:
     """Search a store of `CorrectedEmbeddings`; ``metadata["confidence"]`` is that of the query.
 
-    `metric` says what the store's scores are: cosines, inner products or squared distances.
+    `metric` is the type of the store's scores: cosines, inner products or squared distances.
     """
     model = store.embeddings
     if not isinstance(model, CorrectedEmbeddings):

@@ -1,8 +1,8 @@
 """LlamaIndex (`pip install 'nnnorm[llama-index]'`): an embedding model with corrected vectors.
 
-A vector index with this as its `embed_model` stores texts with their bias and asks with the weight,
-so that any vector store ranks by the corrected score. A cache of embeddings knows a text but not
-whether it is stored or asked, so it is rejected here; the model inside may have one.
+A vector index with this `embed_model` stores texts with their bias and searches with the weight, so
+any vector store ranks by the corrected score. A cache of embeddings can't distinguish documents
+from queries, so it is rejected here; set it on the inner model.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class CorrectedEmbedding(BaseEmbedding):
 
     @classmethod
     def class_name(cls) -> str:
-        """Name of this class where LlamaIndex writes it down."""
+        """Name of this class in LlamaIndex's files."""
         return "CorrectedEmbedding"
 
     def _get_text_embedding(self, text: str) -> Vector:
@@ -75,7 +75,7 @@ class CorrectedEmbedding(BaseEmbedding):
 class ConfidenceRater(BaseNodePostprocessor):
     """Add the confidence of a search to the metadata of its nodes.
 
-    The retriever should return 10 nodes or more. `metric` says what the store's scores are.
+    The retriever should return 10 nodes or more. `metric` is the type of the store's scores.
     """
 
     model: CorrectedEmbedding
@@ -83,7 +83,7 @@ class ConfidenceRater(BaseNodePostprocessor):
 
     @classmethod
     def class_name(cls) -> str:
-        """Name of this class where LlamaIndex writes it down."""
+        """Name of this class in LlamaIndex's files."""
         return "ConfidenceRater"
 
     def _postprocess_nodes(
@@ -98,7 +98,7 @@ class ConfidenceRater(BaseNodePostprocessor):
 
 
 def _rate(node: BaseNode, confidence: float | None) -> BaseNode:
-    """A copy with the confidence, which a language model doesn't get to see."""
+    """Return a copy with the confidence, hidden from the language model."""
     hidden = [*node.excluded_llm_metadata_keys, "confidence"]
     known = {**node.metadata, "confidence": confidence}
     return node.model_copy(update={"metadata": known, "excluded_llm_metadata_keys": hidden})

@@ -1,9 +1,8 @@
 """MTEB (`pip install 'nnnorm[mteb]'`): the corrected search as its index backend.
 
-`CorrectedIndex` does what MTEB's `IndexEncoderSearchProtocol` asks for, so that
-`SearchEncoderWrapper(model, index_backend=CorrectedIndex(…))` evaluates a model with the correction
-on retrieval and reranking tasks. The protocol is a matter of methods: MTEB is not imported before
-`name_model`, which gives the wrapped model a name of its own.
+`CorrectedIndex` implements MTEB's `IndexEncoderSearchProtocol`, so `SearchEncoderWrapper(model,
+index_backend=CorrectedIndex(…))` evaluates a model with the correction on retrieval and reranking
+tasks. MTEB is imported only by `name_model`, which gives the wrapped model its own name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -83,10 +82,10 @@ def name_model(
     *,
     revision: str | None = None,
 ) -> Any:
-    """Wrap a model of MTEB as a model of its own, ``NAME+nnnorm``, whose results can be published.
+    """Wrap an MTEB model as ``NAME+nnnorm``, so its results can be published.
 
-    Its revision is that of the model, followed by the corrector's fingerprint. A function fits
-    a corrector to each corpus, which has no fingerprint yet: `revision` names how it is fitted.
+    Its revision is that of the model, followed by the corrector's fingerprint. If you pass a
+    function, which fits a corrector to each corpus, `revision` replaces the fingerprint.
     """
     if callable(corrector):
         if not revision:

@@ -1,7 +1,7 @@
-"""Vectors as the libraries pass them, lists of floats, extended by a corrector.
+"""Extends vectors in the format of these libraries: lists of floats.
 
-An item gets the two coordinates that carry its bias, a query those that carry the weight. No
-vectors give no vectors: libraries ask for embeddings of empty lists, and a corrector rejects them.
+An item gets two coordinates with its bias, and a query two with the weight. Empty lists stay empty:
+libraries pass them, and a corrector would reject them.
 """
 
 from collections.abc import Sequence

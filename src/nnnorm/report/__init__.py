@@ -1,4 +1,4 @@
-"""Results for people: `tables` for a terminal and Markdown, `plots` as pictures."""
+"""Results as tables (terminal and Markdown) and plots."""
 
 from nnnorm.report.tables import (
     Table,

@@ -1,9 +1,9 @@
-"""Results as plots: occurrences of items, grids, gains, audits, and what queries find.
+"""Results as plots: occurrences of items, grids, gains, audits, and hits of queries.
 
-Every function takes results and returns a `matplotlib.figure.Figure` of its own. Blue is gain,
-orange is loss or before, grey is no correction or no clear difference; the colors are safe for
-color-blind readers. Needs matplotlib (`pip install 'nnnorm[plots]'`), imported only when a figure
-is made; pyplot and its global state are never touched.
+Every function returns a new `matplotlib.figure.Figure`. Blue is gain, orange is loss or before,
+grey is no correction or no clear difference; the colors are safe for color-blind readers. Needs
+matplotlib (`pip install 'nnnorm[plots]'`), which is imported when a figure is created. pyplot isn't
+used.
 """
 
 import os
@@ -71,7 +71,7 @@ def label_axes(axes: "Axes", title: str, x: str, y: str) -> None:
 
 
 def add_legend(figure: "Figure", handles: Sequence[Any], note: str | None = None) -> None:
-    """Put a legend below the axes, in as many columns as there is room for."""
+    """Add a legend below the axes, in as many columns as fit."""
     look: dict[str, Any] = {"frameon": False, "fontsize": 9.5, "labelcolor": INK}
     look |= {"title": note, "title_fontsize": 9}
     for columns in range(len(handles), 0, -1):
@@ -83,7 +83,7 @@ def add_legend(figure: "Figure", handles: Sequence[Any], note: str | None = None
 
 
 def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
-    """Write a figure as PNG (150 dpi), SVG or PDF, by the suffix, whole or not at all."""
+    """Write a figure as PNG (150 dpi), SVG or PDF, by the suffix."""
     kind = Path(path).suffix.lower().removeprefix(".")
     if kind not in _UNDATED:
         raise NNNormError(f"a figure must end in .png, .svg or .pdf; got {path}")
@@ -96,7 +96,7 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
 _LOSS_TO_GAIN = ("#DE7326", "#F3C9A5", "#F7F7F7", "#AFD3E8", "#3B93C7")
 _FILLED: dict[str, Any] = {"facecolor": "#F2C29B", "fill": True, "linewidth": 0}
 _MANY_BINS = 60
-# Up to this many columns and rows the cells of a grid have room for their numbers.
+# Up to this many columns and rows, the cells of a grid show their numbers.
 _ROOM = (12, 16)
 
 
@@ -315,7 +315,7 @@ def plot_hits(
     color: Callable[[Hits, int], str | None],
     note: str = "",
 ) -> "Figure":
-    """Draw what queries find: the query, then its first items before and after a correction."""
+    """Draw the hits of queries: the query, then its first items before and after a correction."""
     if not found:
         raise NNNormError("there are no hits to draw; pass at least one query")
     figure, axes = make_figure(1.0)

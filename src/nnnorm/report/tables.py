@@ -1,7 +1,8 @@
 """Results as tables: `Table`, for a terminal and Markdown, and one function per result.
 
-Recalls are shown in percent, differences in points, with the interval in brackets. A terminal that
-is too narrow for a table gets it without its optional columns, or one table per group of columns.
+Recalls are shown in percent, differences in points, with the interval in brackets. If a terminal is
+too narrow for a table, optional columns are left out, or groups of columns are printed below each
+other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ _LONG = 24  # letters: longer cells are wrapped between words if need be
 _NOT_CHOSEN = "not chosen"
 _INCLUDES_ZERO = "An interval that includes 0 shows no gain."
 _RULES = {"max": "the maximum of R@1", "one-standard-error": "the one-standard-error rule"}
-# Beyond so many queries, a table of an audit lists only the most uneven ones.
+# With more queries than this, an audit lists only the most uneven ones.
 MANY_QUERIES, _MOST_UNEVEN = 40, 10
 LIMITS = (
     "What this does not show: whether the groups are right for the people in the pictures, what "
@@ -262,7 +263,7 @@ def _hub_table(diagnosis: evaluation.Diagnosis) -> Table:
 
 
 def tabulate_drift(drift: evaluation.Drift) -> Table:
-    """Make a table of what today's queries say about a corrector, its verdict first."""
+    """Create a table that compares today's queries with a corrector, the verdict first."""
     cells = {
         "z: queries against bank, 0 as of one source": _signed(drift.z).removeprefix("+"),
         "distance of the means, in spreads of the bank": f"{drift.mean_shift:.2f}",

@@ -1,6 +1,6 @@
-"""The engines, and how a URL names one: ``engine:place?option=value``.
+"""The engines and their URLs: ``engine:place?option=value``.
 
-A URL may hold a password: messages show it through `show_url` only.
+A URL may contain a password, so messages show it only through `show_url`.
 """
 
 import importlib
@@ -34,7 +34,7 @@ def load_engine(scheme: str) -> type[Backend]:
 
 
 def open_backend(url: "str | Backend") -> Backend:
-    """Make the backend that a URL names; nothing is created or connected yet."""
+    """Create the backend of a URL, without connecting to anything."""
     if isinstance(url, Backend):
         return url
     if not isinstance(url, str):
@@ -56,7 +56,7 @@ def open_backend(url: "str | Backend") -> Backend:
 
 
 def _check_user(engine: str, address: str, query: str) -> None:
-    """Raise if a password has a raw / or ?, which would be read as the rest of the URL."""
+    """Raise an error if a password has a raw / or ?, which would end the host part."""
     before, slashes, rest = address.partition("//")
     if not slashes or before not in _SERVERS:
         return

@@ -1,7 +1,7 @@
 """sqlite-vec (`pip install 'nnnorm[sqlite-vec]'`): exact search in one SQLite file, by cosine.
 
-Vectors are in a `vec0` table, everything else in a plain one, so that a filter is any condition of
-SQLite.
+Vectors are in a `vec0` table, everything else in a plain table, so a filter can be any SQL
+condition.
 """
 
 import sqlite3

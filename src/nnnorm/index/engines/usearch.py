@@ -1,7 +1,7 @@
 """usearch (`pip install 'nnnorm[usearch]'`): a graph, by inner product.
 
-usearch stores bf16 by default, which hides a part of the correction; here it stores f32. Adding
-from several threads leaves items that no search finds (usearch issue 735), so one thread adds.
+By default, usearch stores bf16, which loses part of the correction; here it stores f32. If several
+threads add items, some are never found (usearch issue 735), so one thread adds them.
 """
 
 from dataclasses import dataclass
