@@ -1,11 +1,10 @@
-"""Time against error: the ways to get m_k from a large bank without scoring all of it.
+"""Time and error of approximations of m_k for many past queries.
 
-Made embeddings: 20,000 items, 200,000 references, 256 dimensions, k = 128 (`--small`: a tenth of
-the items and a fifth of the references). Two levels of topics, a spectrum that falls as Flickr8k's
-does, and queries of a topic that all lean to one side of it, so that there are hubs. Every way is
-timed from bare arrays to values, in interleaved runs, and so is the exact answer; building an index
-and teaching a regression count. Then Flickr8k: does the default of `solver="approximate"` answer
-as well as the exact bias, over ten seeds?
+The embeddings are synthetic: 20,000 items, 200,000 references, 256 dimensions, k = 128 (`--small`:
+a tenth of the items and a fifth of the references). They have two levels of topics and a spectrum
+like Flickr8k's. Queries of a topic are on one side of it, so there are hubs. All methods are timed
+from arrays to values in interleaved runs, including building an index and fitting a regression. On
+Flickr8k, the default of `solver="approximate"` is compared with the exact bias over ten seeds.
 
     python benchmarks/approximate.py             # about four minutes on two free cores
     python benchmarks/approximate.py --tables    # print the tables of the stored JSON
