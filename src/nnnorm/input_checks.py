@@ -252,8 +252,14 @@ def warn_of_mismatch(references: Embeddings, queries: Embeddings, gallery: Embed
         warn(
             f"{references.name} do not look like the queries (z = {z:.1f}; one source stays below "
             f"{MISMATCH_Z:g}), so a correction from them may make results worse: pass past queries "
-            "of the same source, encoded by the same model"
+            f"of the same source, encoded by the same model{hint_of_swap(gallery, queries)}"
         )
+
+
+def hint_of_swap(gallery: Embeddings, queries: Embeddings) -> str:
+    """A question for references unlike the queries: the gallery should not be like them either."""
+    is_like = mismatch_z(gallery, queries) < MISMATCH_Z
+    return f"; {gallery.name} does look like them: were the two swapped?" if is_like else ""
 
 
 def _draw(rows: Embeddings, rng: np.random.Generator) -> FloatArray:

@@ -77,7 +77,7 @@ def check(
     kept = {name: given[name] for name in _CHECK_SETTINGS[:2] if name in given}
     commands = _next_commands(found, files, kept, task)
     about = found.to_dict() | {"next": [" ".join(parts) for parts in commands]}
-    explained = ["", tables.tabulate_check(found)] if explain else []
+    explained = [tables.tabulate_check(found)] if explain else []
     return Answer(about, [found.summary(), *explained], commands)
 
 

@@ -20,7 +20,7 @@ from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
-from nnnorm.errors import quiet
+from nnnorm.errors import quiet, warn
 from nnnorm.evaluation.clusters import FAR_APART, find_clusters
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
 from nnnorm.evaluation.metrics import Evaluation, evaluate, open_truth, warn_of_overlap
@@ -31,6 +31,7 @@ from nnnorm.input_checks import (
     FEW_QUERIES,
     LIKE_ITEMS,
     MISMATCH_WARNING_Z,
+    hint_of_swap,
     mismatch_z,
     warn_of_items,
 )
@@ -383,6 +384,8 @@ def check(
         bias = NNN().fit(items, bank, groups=groups, **fit, **run)
     z = mismatch_z(bank, asked if right is None else asked.subset(right.one_per_cluster))
     with_items = not allow_gallery_rows and warn_of_items(bank, items, asked)
+    if z > MISMATCH_WARNING_Z and (hint := hint_of_swap(items, asked)):
+        warn(f"{bank.name} do not look like the queries{hint}")
     corrected, hits = look(bias)
     automatic = Measured(bias.method, dict(bias.params), **measure(corrected, hits))
     expectation, reasons = _expect(bias, automatic.moved, z, with_items)

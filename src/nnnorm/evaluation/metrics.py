@@ -23,7 +23,7 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import hash_rows
 from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, IntArray, Source, check_same_dim, open_embeddings
-from nnnorm.errors import NNNormError, warn
+from nnnorm.errors import NNNormError, check_count, warn
 from nnnorm.evaluation.results import FloatArray, Interval, interval_of_difference
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs, warn_of_mismatch
@@ -108,9 +108,11 @@ def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
             )
         is_pairs = array.ndim == 2 and array.shape[1] == 2
         if not is_pairs and array.shape != (n_queries,):
+            is_swapped = array.shape == (n_gallery,)
             raise NNNormError(
                 f"truth must have shape ({n_queries},), one item per query, or (n_pairs, 2), or be "
                 f"a list of lists; got shape {array.shape}"
+                + (". Were queries and gallery swapped?" if is_swapped else "")
             )
         queries, items = array.T if is_pairs else (np.arange(n_queries), array)
     return make_truth(queries, items, n_queries, n_gallery, grades)
@@ -269,8 +271,7 @@ class Evaluation:
 
     def _check_depth(self, k: int) -> int:
         """Return k, at most n_gallery; raise if the ranking is shorter."""
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-            raise NNNormError(f"k must be a whole number of at least 1; got {k!r}")
+        check_count("k", k)
         if min(k, self.n_gallery) > self.depth:
             raise NNNormError(
                 f"this needs the first {k} places, but the ranking holds {self.depth}; "
