@@ -1,11 +1,10 @@
-"""Every method on every real set: pictures, plain text, code, lexicons, both directions.
+"""All methods on all real sets: pictures, text, code and dictionaries, in both directions.
 
-A set without past queries of its own is halved at random: one half is the bank of the other, and
-then the other way round, so that every query is tested. Sets of pairs are halved by item, since
-items that answer bank queries could never be test answers. Each method runs with its defaults and
-tuned on the labels (cross-fitted in five folds, the one-standard-error rule). Gains are differences
-in R@1 per query, averaged over the halvings, with intervals over queries (those of one item drawn
-together).
+A set without separate past queries is split in half at random, and each half serves as past queries
+for the other. Sets of pairs are split by item, because items that answer past queries could never
+be right. Each method runs with its defaults and tuned on the labels (cross-fitted in five folds,
+one-standard-error rule). Gains are differences in R@1 per query, averaged over the splits.
+Intervals are over queries, and those of one item are resampled together.
 
     python benchmarks/evidence.py                 # measure, write JSON, print the tables
     python benchmarks/evidence.py --tables --plot docs/images/evidence.png
