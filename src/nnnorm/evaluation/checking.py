@@ -389,16 +389,16 @@ def check(
     corrected, hits = look(bias)
     automatic = Measured(bias.method, dict(bias.params), **measure(corrected, hits))
     expectation, reasons = _expect(bias, automatic.moved, z, with_items)
+    about |= {"expectation": expectation, "automatic": automatic}
     labels, apart = None, 0.0
     if groups is None:
         labels, apart = find_clusters(items, bank, bias.reference_k or 1)
-    tuned = better = mixed = within = None
     if labels is not None and apart > FAR_APART:
         with quiet():
             named = np.where(labels, "second", "first")
             bias = NNN().fit(items, bank, groups=named, **fit, **run)
         n_second = int(labels.sum())
-        mixed = Mixed(
+        about["mixed"] = mixed = Mixed(
             bias.method,
             dict(bias.params),
             **measure(*look(bias)),
@@ -418,8 +418,8 @@ def check(
         crossed = trial.cross_fit("one-standard-error", seed=seed)
         best = trial.settings[number]
         _, hits = look(trial.bias(number) if number else None, trial.evaluation(number))
-        tuned = Measured(best.name, dict(best.params), **measure(crossed, hits))
-        better = crossed.gain_over(corrected, seed=seed)
+        about["tuned"] = Measured(best.name, dict(best.params), **measure(crossed, hits))
+        about["better"] = crossed.gain_over(corrected, seed=seed)
         if _asks_for_others(bank, items, raw):
             rows = np.unique(right.items)
             some = replace(right, items=np.searchsorted(rows, right.items))
@@ -430,25 +430,19 @@ def check(
             before, after = (
                 evaluate(asked, asked_for, one, truth=some, **run) for one in (None, own)
             )
-            within = after.gain_over(before, seed=seed)
-    verdict, recommended = _judge(expectation, automatic, tuned, better, mixed, within)
+            about["within"] = after.gain_over(before, seed=seed)
     report = Check(
-        verdict=verdict,
-        expectation=expectation,
+        verdict="unknown",
         reasons=reasons,
         reliability=bias.params.get("reliability"),
         density=bias.params.get("density"),
         z=None if math.isnan(z) else z,
-        automatic=automatic,
-        tuned=tuned,
-        mixed=mixed,
-        recommended=recommended,
-        better=better,
-        within=within,
         n_references=bias.n_references,
         n_needed=_count_needed(automatic, len(asked)),
         **about,
     )
+    verdict, recommended = _judge(report, automatic)
+    report = replace(report, verdict=verdict, recommended=recommended)
     if recommended is None:
         return report
     options: dict[str, Any] = {"recent": "queries"} if report.is_mismatched else {}
@@ -457,7 +451,7 @@ def check(
     is_tuned = recommended == "tuned"
     options |= {"duplicates": repr(duplicates)} if is_tuned or duplicates == "keep" else {}
     options |= {"allow_gallery_rows": True} if allow_gallery_rows else {}
-    return replace(report, next=_next_lines(tuned if is_tuned else None, options))
+    return replace(report, next=_next_lines(report.tuned if is_tuned else None, options))
 
 
 def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bool:
@@ -499,29 +493,23 @@ def _expect(
     return ("unclear" if reasons else "help"), tuple(reasons)
 
 
-def _judge(
-    expectation: Expectation,
-    automatic: Measured,
-    tuned: Measured | None,
-    better: Interval | None,
-    mixed: Measured | None,
-    within: Interval | None,
-) -> tuple[Verdict, Recommended]:
+def _judge(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
+    tuned, mixed, within = found.tuned, found.mixed, found.within
     if mixed is not None and mixed.gain is None:
         return "try", "mixed"
     best = automatic
     recommended: Recommended = "automatic"
     # If past queries ask for other items, tuning chooses too large a weight.
-    is_better = within is None and better is not None and better.low > 0
+    is_better = within is None and found.better is not None and found.better.low > 0
     if is_better and tuned is not None and tuned.params and tuned.is_sure:
         best, recommended = tuned, "tuned"
     if mixed is not None and mixed.is_sure and _mean(mixed) > max(0.0, _mean(automatic)):
         best, recommended = mixed, "mixed"
-    verdict = _WITHOUT_LABELS[expectation]
+    verdict = _WITHOUT_LABELS[found.expectation]
     if best.is_sure:
         verdict = "correct" if _mean(best) > 0 else "leave"
     elif best.gain is not None:
-        verdict = "leave" if expectation == "little" else "try"
+        verdict = "leave" if found.expectation == "little" else "try"
     if verdict == "correct" and within is not None and within.low <= 0:
         verdict = "try"
     return verdict, None if verdict == "leave" else recommended
