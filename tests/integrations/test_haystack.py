@@ -48,10 +48,7 @@ def query_pipeline(store, corrector, **settings):
 def ask(pipeline, case, k=10, **options):
     found = []
     for query in case.queries:
-        inputs = {
-            "corrector": {"embedding": embed(query)},
-            "retriever": {"top_k": k, **options},
-        }
+        inputs = {"corrector": {"embedding": embed(query)}, "retriever": {"top_k": k, **options}}
         hits = pipeline.run(inputs)["retriever"]["documents"]
         found.append([document.content for document in hits])
     return found
