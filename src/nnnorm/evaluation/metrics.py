@@ -23,7 +23,7 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import hash_rows
 from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, IntArray, Source, check_same_dim, open_embeddings
-from nnnorm.errors import NNNormError, warn
+from nnnorm.errors import NNNormError, check_count, warn
 from nnnorm.evaluation.results import FloatArray, Interval, interval_of_difference
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs, warn_of_mismatch
@@ -271,8 +271,7 @@ class Evaluation:
 
     def _check_depth(self, k: int) -> int:
         """Return k, at most n_gallery; raise if the ranking is shorter."""
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-            raise NNNormError(f"k must be a whole number of at least 1; got {k!r}")
+        check_count("k", k)
         if min(k, self.n_gallery) > self.depth:
             raise NNNormError(
                 f"this needs the first {k} places, but the ranking holds {self.depth}; "
