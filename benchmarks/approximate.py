@@ -119,20 +119,20 @@ class Way(NamedTuple):
 
 FAMILIES = {
     "exact": "exact",
-    "sample": "a sample of the bank",
-    "moments": "a sample, and the bank's moments",
+    "sample": "random sample",
+    "moments": "random sample and moments",
     "ivf": "Faiss IVF",
     "ivf-brief": "Faiss IVF, trained briefly",
     "graph": "graph (Faiss HNSW)",
-    "bare": "our lists alone",
-    "half": "our lists on half of the bank",
-    "lists": "our lists and regression",
+    "bare": "nnnorm, lists alone",
+    "half": "nnnorm, lists on half of the past queries",
+    "lists": "nnnorm",
 }
 # What the setting of a family is called.
 SETTINGS = {
     "exact": "",
-    "sample": "share of the bank",
-    "moments": "share of the bank",
+    "sample": "share",
+    "moments": "share",
     "ivf": "nprobe",
     "ivf-brief": "nprobe",
     "graph": "efSearch",
@@ -144,7 +144,7 @@ SETTINGS = {
 
 # Color, marker and name in the plot, and the point and offset of the name; ours lies on top.
 LOOKS = {
-    "sample": ("#8A8A8A", "o", "a sample of the bank", 0, (10, -2)),
+    "sample": ("#8A8A8A", "o", "random sample of past queries", 0, (10, -2)),
     "ivf-brief": (plots.ORANGE, "s", "Faiss IVF", -1, (-4, -18)),
     "lists": (plots.BLUE, "D", "nnnorm, by quality", 1, (-135, -5)),
 }
@@ -462,12 +462,12 @@ def made_table(results: dict[str, Any]) -> str:
                 loss,
             ]
         )
-    columns = ("way", "seconds", "of these building", "faster than exact", "residual", "R@1")
+    columns = ("method", "seconds", "building", "speed-up", "residual", "R@1")
     note = (
-        f"{sizes['gallery']:,} items, {sizes['references']:,} references, {sizes['dim']} "
-        f"dimensions, k = {results['k']}, α = {results['alpha']}. R@1 of {sizes['queries']:,} "
-        f"queries; without correction it is {results['made'][0]['recall']:.2f}, and below the "
-        "exact way it is the difference to that, with its standard error. Medians of "
+        f"{sizes['gallery']:,} items, {sizes['references']:,} past queries, {sizes['dim']} "
+        f"dimensions, k = {results['k']}, α = {results['alpha']}. R@1 is of {sizes['queries']:,} "
+        f"queries (uncorrected: {results['made'][0]['recall']:.2f}); below the first row, it is "
+        "the difference to the exact fit, with its standard error. Medians of "
         f"{results['runs']} interleaved runs, {machine_words(results)}."
     )
     return f"### Time and error\n\n{table(columns, rows)}\n\n{note}"
@@ -557,13 +557,15 @@ def draw(results: dict[str, Any], path: Path) -> None:
         f"Quality 8 to 32: {whole / slowest:.0f} to {whole / fastest:.0f} times faster, "
         f"{-least:.1f} to {-most:.1f} points lost",
         "seconds on a log scale, building included; band: within a tenth of a point",
-        "change in R@1 against exact, points",
+        "change in R@1 from exact, points",
     )
     save_both(figure, path, dpi=150)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare ways to get m_k from a large bank.")
+    parser = argparse.ArgumentParser(
+        description="Compare approximations of m_k for many past queries."
+    )
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
     add_options(parser, OUTPUT)
     parser.add_argument("--plot", type=Path, default=PLOT, help="the PNG file of the plot")

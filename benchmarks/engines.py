@@ -307,7 +307,7 @@ def latency(row: Record) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What the correction costs inside each engine.")
+    parser = argparse.ArgumentParser(description="Recall and latency of each engine.")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON file of the results")
     parser.add_argument("--engine", action="append", choices=list(ENGINES), help="only this one")

@@ -58,7 +58,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Time the values of later items.")
+    parser = argparse.ArgumentParser(description="Time the bias of new items.")
     parser.add_argument("--small", action="store_true", help="a tenth of the size")
     parser.add_argument("--runs", type=int, default=5)
     return run_command(

@@ -13,7 +13,7 @@ import nnnorm
 from nnnorm import NNNormError, NNNormWarning, open_embeddings
 from nnnorm.dedup import NEAR_COPY, drop_copies, unique_rows
 from nnnorm.evaluation import diagnose
-from nnnorm.report import tabulate_comparison, tabulate_tuning
+from nnnorm.report.tables import tabulate_comparison, tabulate_tuning
 
 
 def naive_unique(rows):

@@ -9,7 +9,7 @@ import nnnorm
 from nnnorm import Corrector, NNNormError
 from nnnorm.embeddings import open_embeddings
 from nnnorm.evaluation.outliers import REMOVE, SIGNALS, WATCH, Outlier, Scan, count_alerts, screen
-from nnnorm.report import tabulate_scan
+from nnnorm.report.tables import tabulate_scan
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from nnnorm import NNNormError
-from nnnorm.evaluation import binomial_half_width
+from nnnorm.evaluation.results import binomial_half_width
 from nnnorm.methods import METHOD_NAMES, make_method
 from reproduction.paper import find_tables, load_paper
 from tests.conftest import REAL_DATA
