@@ -139,7 +139,8 @@ def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | N
         ridge = np.float32(_RIDGE * len(base) / min(base.shape))
         inverse = np.linalg.inv(base @ base.T + ridge * np.eye(len(base), dtype=np.float32))
         scores, held_scores = some @ base.T, held @ base.T
-        spanned, held_spanned = (((of @ inverse) * of).sum(axis=1) for of in (scores, held_scores))
+        spanned = ((scores @ inverse) * scores).sum(axis=1)
+        held_spanned = ((held_scores @ inverse) * held_scores).sum(axis=1)
         toward = some[is_first].mean(axis=0) - base.mean(axis=0)
         span = _above(spanned, blocks, held_spanned, held_blocks)
         lies = _above(some[~is_first] @ toward, blocks[~is_first], held @ toward, held_blocks)

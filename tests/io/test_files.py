@@ -1,4 +1,4 @@
-"""A file is written whole or not at all, and only where a regular file can be."""
+"""A file is written completely or not at all, and only as a regular file."""
 
 import contextlib
 import errno
@@ -92,19 +92,6 @@ def test_a_new_file_holds_what_was_written_and_an_old_one_is_replaced(tmp_path, 
         write_whole(path, write_new)
         assert (tmp_path / "new.bin").read_bytes() == NEW
         assert list(tmp_path.iterdir()) == [tmp_path / "new.bin"]
-
-
-def test_the_old_file_stays_readable_until_the_new_one_is_whole(target):
-    seen = []
-
-    def write(file):
-        file.write(NEW)
-        file.flush()
-        seen.append(target.read_bytes())
-
-    write_whole(target, write)
-    assert seen == [OLD]
-    assert target.read_bytes() == NEW
 
 
 def test_two_writers_at_once_never_mix(target):

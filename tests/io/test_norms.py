@@ -1,4 +1,4 @@
-"""Normalizing is explicit, and norms that suggest cosine are warned of, once."""
+"""Rows are normalized only on request, and norms that suggest cosine cause one warning."""
 
 import warnings
 
@@ -70,14 +70,6 @@ def no_warnings():
 @pytest.mark.parametrize("normalize", [False, True])
 def test_a_choice_about_norms_silences_the_warning(no_warnings, normalize):
     open_embeddings(3 * VALUES, normalize=normalize)
-
-
-def test_the_warning_of_norms_points_at_the_line_of_the_caller():
-    rows = np.array([[3.0, 4.0], [0.0, 1.0]])
-    for call in (open_embeddings, lambda rows: nnnorm.search(rows, rows, k=1)):
-        with pytest.warns(NNNormWarning) as caught:
-            call(rows)
-        assert {one.filename for one in caught} == {__file__}
 
 
 def test_rows_that_are_normalized_already_can_t_be_opened_raw():

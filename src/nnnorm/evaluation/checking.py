@@ -395,7 +395,8 @@ def check(
     tuned = better = mixed = within = None
     if labels is not None and apart > FAR_APART:
         with quiet():
-            bias = NNN().fit(items, bank, groups=labels, **fit, **run)
+            named = np.where(labels, "second", "first")
+            bias = NNN().fit(items, bank, groups=named, **fit, **run)
         n_second = int(labels.sum())
         mixed = Mixed(
             bias.method,
