@@ -1,4 +1,4 @@
-"""The index backend of MTEB: by its protocol alone, and within MTEB where it is installed."""
+"""The index backend of MTEB: by its protocol, and in MTEB itself if it is installed."""
 
 import json
 
