@@ -1,4 +1,4 @@
-"""Unique queries: copies are found as the naive loop finds them, cheaply and in the order given."""
+"""Unique queries: the same duplicates are found as by a naive loop."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`nnnorm check`, and the manners of the command line."""
+"""`nnnorm check`, and the general behavior of the command line."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""The page in Chromium: what a person does, without an error and without a request to elsewhere."""
+"""The page in Chromium: user actions cause no errors and no requests to other servers."""
 
 import shutil
 

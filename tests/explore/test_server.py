@@ -1,4 +1,4 @@
-"""The HTTP interface: safe by default, wrong parameters answered by one sentence, never a 500."""
+"""The HTTP interface: safe by default; wrong parameters return one sentence, never a 500."""
 
 import copy
 import logging

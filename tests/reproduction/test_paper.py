@@ -1,4 +1,4 @@
-"""The paper's figures in the package are those of the paper's LaTeX, where that is at hand."""
+"""The paper's figures in this repository equal those of its LaTeX source, if available."""
 
 import re
 
