@@ -483,26 +483,17 @@ def check_rows(
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ScoreMatrix(StoredMatrix):
-    """A matrix of scores, shape ``(n_rows, n_columns)``, read in float32 blocks. Immutable."""
-
-    def joined(self, other: "ScoreMatrix") -> "ScoreMatrix":
-        """Return the rows of `self` followed by the rows of `other`, without a copy."""
-        return ScoreMatrix([*self.parts, *other.parts], f"{self.name} and {other.name}")
-
-
-def open_matrix(source: Source, *, name: str) -> ScoreMatrix:
+def open_matrix(source: Source, *, name: str) -> StoredMatrix:
     """Open ready scores: an array or path as in `open_embeddings`; zero rows are valid."""
-    if isinstance(source, ScoreMatrix):
-        return source
     if isinstance(source, Embeddings):
         raise NNNormError(
             f"{name} must be ready scores of shape (n_gallery, n_references); got embeddings, "
             f"opened as {source.name}. Multiply them first, or use fit"
         )
+    if isinstance(source, StoredMatrix):
+        return source
     parts, name, _ = _read_source(source, name, "(n_gallery, n_references)")
-    opened = ScoreMatrix(parts, name)
+    opened = StoredMatrix(parts, name)
     for start, block in opened.blocks():
         is_finite = np.isfinite(block).all(axis=1)
         check_rows(np.where(is_finite, 1, np.nan), block.__getitem__, name, start)

@@ -98,13 +98,14 @@ def check_inputs(
     part = "" if n_read == len(gallery) else f" in {n_read / len(gallery):.1%} of the gallery"
     harm = "so an item's best past query would be the item itself"
     if n_same > _MOST_SAME * expected:
-        found = f"{n_same} of {n_sought} sampled {references.name} are rows of {gallery.name}{part}"
+        message = (
+            f"{n_same} of {n_sought} sampled {references.name} are rows of {gallery.name}{part}, "
+            f"{harm}; pass past queries instead"
+        )
         if allow_gallery_rows is not None:
-            raise NNNormError(
-                f"{found}, {harm}. Pass past queries instead, or allow_gallery_rows=True "
-                "(--set allow_gallery_rows=true) if past queries do equal items"
-            )
-        warn(f"{found}, {harm}; pass past queries instead")
+            hint = ", or allow_gallery_rows=True (--set allow_gallery_rows=true) if meant"
+            raise NNNormError(message + hint)
+        warn(message)
     elif n_near > _MOST_NEAR * expected and gallery.dim >= _FEWEST_DIMS:
         warn(
             f"{n_near} of {n_sought} sampled {references.name} are nearly rows of {gallery.name}"

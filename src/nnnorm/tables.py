@@ -105,13 +105,8 @@ def read_lines(path: PathLike) -> list[str]:
 def read_json(path: PathLike, what: str) -> Any:
     """Read a JSON file, or raise an error that says why it can't be read."""
     check_file(path, hint=f"expected {what}")
-    try:
+    with reading(path, f"JSON with {what}"):
         return json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise NNNormError(
-            f"{path} can't be read as JSON ({first_line(error)}); expected {what}. "
-            "Is it truncated, or another kind of file?"
-        ) from error
 
 
 def read_objects(path: PathLike) -> list[dict[str, Any]]:
@@ -328,7 +323,7 @@ def _read_numbers(
         raise NNNormError(f"{expected}, one per row; got shape {array.shape}")
     if array.dtype.kind == "M":
         array = array.astype("datetime64[us]")
-        if not np.isnat(array).any():
+        if read is _read_seconds and not np.isnat(array).any():
             return np.asarray(array.astype(np.int64) / 1e6)
     numbers = np.full(len(array), np.nan)
     for place, value in enumerate(array.tolist()):
