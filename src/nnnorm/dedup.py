@@ -302,7 +302,7 @@ def unique_rows(references: Embeddings, progress: Progress | None = None) -> Ref
 
 
 def find_originals(
-    rows: FloatArray, points: FloatArray | None = None, closest: float = 0.0
+    rows: FloatArray, points: FloatArray | None = None, closest: float = 0
 ) -> IntArray:
     """The number of the unique row that each row is a copy of, or its own: all are compared.
 

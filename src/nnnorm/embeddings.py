@@ -24,6 +24,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 # An array, a tensor, a path, or what `open_embeddings` returned.
 Source: TypeAlias = Any
+Range: TypeAlias = tuple[float, float]
 
 _BLOCK_BYTES = 16 * 2**20
 _NO_NAME = "embeddings"
@@ -159,7 +160,7 @@ class Embeddings(StoredMatrix):
     measured: _Measured = field(default_factory=_Measured)
 
     @property
-    def norm_range(self) -> tuple[float, float]:
+    def norm_range(self) -> Range:
         """Smallest and largest norm of the rows as they are read.
 
         Examples
@@ -370,9 +371,8 @@ def _read_source(
             )
         if part.ndim != 2:
             hint = "; a single row needs [None, :]" if part.ndim == 1 else ""
-            raise NNNormError(
-                f"{name} must have two dimensions {expected}; got shape {part.shape}{hint}"
-            )
+            got = f"got shape {part.shape}{hint}"
+            raise NNNormError(f"{name} must have two dimensions {expected}; {got}")
         if 0 in part.shape:
             raise NNNormError(f"{name} is empty: got shape {part.shape}, need a row and a column")
         if part.shape[1] != parts[0].shape[1]:
@@ -431,9 +431,7 @@ def check_same_norms(
         warn(message)
 
 
-def check_like_norms(
-    name: str, norms: tuple[float, float], known: tuple[float, float], what: str
-) -> None:
+def check_like_norms(name: str, norms: Range, known: Range, what: str) -> None:
     """Raise an error if the known rows have equal norms and later rows don't."""
     (low, high), (least, most) = norms, known
     if most - least > EQUAL_NORMS * most:

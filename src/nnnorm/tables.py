@@ -26,12 +26,11 @@ import numpy.typing as npt
 
 from nnnorm.arrays import Ids, check_columns, check_names, map_npy, read_batches, read_cells
 from nnnorm.errors import NNNormError, first_line
-from nnnorm.files import check_file, reading
+from nnnorm.files import PathLike, check_file, reading
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
-PathLike: TypeAlias = str | os.PathLike[str]
 # Where a row is ("line 3"), and its cells.
 _Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 
@@ -315,12 +314,10 @@ def read_counts(values: Any, name: str, start: int = 0) -> IntArray:
     return _read_numbers(values, _read_count, expected, start).astype(np.int64)
 
 
-def _read_numbers(
-    values: Any, read: Callable[[Any], float], expected: str, start: int
-) -> DoubleArray:
+def _read_numbers(values: Any, read: Callable[[Any], float], what: str, start: int) -> DoubleArray:
     array = np.asarray(values) if hasattr(values, "dtype") else np.array(values, dtype=object)
     if array.ndim != 1:
-        raise NNNormError(f"{expected}, one per row; got shape {array.shape}")
+        raise NNNormError(f"{what}, one per row; got shape {array.shape}")
     if array.dtype.kind == "M":
         array = array.astype("datetime64[us]")
         if read is _read_seconds and not np.isnat(array).any():
@@ -330,7 +327,7 @@ def _read_numbers(
         with suppress(TypeError, ValueError):
             numbers[place] = read(value)
         if not math.isfinite(numbers[place]):
-            raise NNNormError(f"{expected}; row {start + place} has {value!r}")
+            raise NNNormError(f"{what}; row {start + place} has {value!r}")
     return numbers
 
 
