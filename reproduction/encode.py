@@ -1,4 +1,4 @@
-"""Encodes the rows that tables need, and only these; finished rows are kept.
+"""Encode only the rows that tables need, and keep finished rows.
 
     DIR/clip/coco/images.npy     a row per image of the data set, float32, unit norm; NaN if missing
     DIR/clip/coco/images.json    model, preprocessing, digest of the list
@@ -33,13 +33,13 @@ from reproduction.paper import SIDES, PaperTable, load_paper
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Needed: TypeAlias = dict[tuple[str, str, str], IntArray]  # model, data set and side to its rows
-_ROWS = 512  # between two saves: what an interruption can lose
+_ROWS = 512  # between two saves
 _CHECKPOINTS = (".pth", ".pt", ".safetensors")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: a checkpoint, a folder, or a name on the hub."""
+    """The source of a model: a checkpoint, a folder, or a name on the Hugging Face Hub."""
 
     source: str
     tokenizer: Path | None = None
@@ -147,7 +147,7 @@ def _check_source(short: str, source: Source) -> list[str]:
 
         try:
             AutoConfig.from_pretrained(source.source, trust_remote_code=False)
-        except Exception as error:  # the hub's library raises many kinds
+        except Exception as error:  # the hub's library raises many errors
             words = str(error).partition("\n")[0]
             return [f"{short}: {source.source} is neither a file nor on the hub ({words})"]
         return []
