@@ -14,7 +14,7 @@ from nnnorm.datasets import save_pairs
 from nnnorm.errors import MissingExtraError
 from nnnorm.files import check_writable, make_folder, write_whole
 from nnnorm.report import Table, plots
-from reproduction.encode import Source, check_sources, encode_needed, find_needed, read_sources
+from reproduction.encode import check_sources, encode_needed, find_needed, read_sources
 from reproduction.figures import Figures, find_figures
 from reproduction.material import EmbeddingFolder, read_visogender
 from reproduction.paper import Cell, PaperTable, find_tables
@@ -90,7 +90,7 @@ def run(given: argparse.Namespace) -> None:
         short, equals, source = text.partition("=")
         if not (short and equals and source):
             raise NNNormError(f"--encoder takes clip=MODEL; got {text!r}")
-        sources[short] = Source(source)
+        sources[short] = source
     if folder is None and (sources or not others):
         also = ", or --data shapes" if not sources else ", where --models and --encoder write"
         raise NNNormError(f"give --embeddings DIR with the models' embeddings{also}")
