@@ -177,25 +177,17 @@ def encode_needed(
             if side == "scores":
                 from reproduction.blip import match_to_files
 
-                match_to_files(encoder, *_list_pairs(folder, dataset), place)
+                # Of each test image one caption is matched, and all captions of the bank.
+                test, bank = (folder.part(dataset, part, SHARE) for part in ("test", "references"))
+                _, first = np.unique(test.image_of, return_index=True)
+                images, texts = (folder.items(dataset, one) for one in SIDES)
+                chosen = [texts[row] for row in test.captions[first]]
+                past = [texts[row] for row in bank.captions]
+                match_to_files(encoder, [images[row] for row in test.images], chosen, past, place)
             else:
                 say(f"Encoding {side} of {dataset} with {model}")
                 rows = needed[model, dataset, side]
                 fill_rows(encoder, side, folder.items(dataset, side), rows, place)
-
-
-def _list_pairs(
-    folder: EmbeddingFolder, dataset: str
-) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """Return the test images, one caption of each, and the captions of the bank."""
-    images, captions = (folder.items(dataset, side) for side in ("images", "texts"))
-    test, bank = (folder.part(dataset, part, SHARE) for part in ("test", "references"))
-    _, first = np.unique(test.image_of, return_index=True)
-    return (
-        [images[row] for row in test.images],
-        [captions[row] for row in test.captions[first]],
-        [captions[row] for row in bank.captions],
-    )
 
 
 def fill_rows(

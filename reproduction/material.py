@@ -162,26 +162,15 @@ class Scores(NamedTuple):
 
 
 class Material:
-    """Embeddings of one data set by one model, in the roles of the paper's protocol."""
+    """Embeddings of one data set by one model, in the roles of the paper's protocol.
+
+    A subclass has `part`, and what its experiments read of ``references(bank, side, share)`` of a
+    training part, ``show(direction)`` for figures, ``groups()`` for the audit and ``scores()`` of
+    models with cross-attention.
+    """
 
     def part(self, part: str) -> tuple[Any, Any, IntArray]:
         """Return images and captions of "test" or "validation", and the image of each caption."""
-        raise NotImplementedError
-
-    def references(self, bank: str, side: str, share: float) -> Embeddings:
-        """Return the images or texts of a share of a training part."""
-        raise NotImplementedError
-
-    def show(self, direction: Direction) -> Shown:
-        """Return queries and items of the test part as people see them."""
-        raise NotImplementedError
-
-    def groups(self) -> Groups:
-        """Return a gallery in groups, for the audit."""
-        raise NotImplementedError
-
-    def scores(self) -> Scores:
-        """Return ready scores, for models with cross-attention."""
         raise NotImplementedError
 
     def task(self, direction: Direction, part: str) -> Task:
