@@ -1,11 +1,10 @@
-"""Time against error: the ways to get m_k from a large bank without scoring all of it.
+"""Time and error of approximations of m_k for many past queries.
 
-Made embeddings: 20,000 items, 200,000 references, 256 dimensions, k = 128 (`--small`: a tenth of
-the items and a fifth of the references). Two levels of topics, a spectrum that falls as Flickr8k's
-does, and queries of a topic that all lean to one side of it, so that there are hubs. Every way is
-timed from bare arrays to values, in interleaved runs, and so is the exact answer; building an index
-and teaching a regression count. Then Flickr8k: does the default of `solver="approximate"` answer
-as well as the exact bias, over ten seeds?
+The embeddings are synthetic: 20,000 items, 200,000 references, 256 dimensions, k = 128 (`--small`:
+a tenth of the items and a fifth of the references). They have two levels of topics and a spectrum
+like Flickr8k's. Queries of a topic are on one side of it, so there are hubs. All methods are timed
+from arrays to values in interleaved runs, including building an index and fitting a regression. On
+Flickr8k, the default of `solver="approximate"` is compared with the exact bias over ten seeds.
 
     python benchmarks/approximate.py             # about four minutes on two free cores
     python benchmarks/approximate.py --tables    # print the tables of the stored JSON
@@ -120,20 +119,20 @@ class Way(NamedTuple):
 
 FAMILIES = {
     "exact": "exact",
-    "sample": "a sample of the bank",
-    "moments": "a sample, and the bank's moments",
+    "sample": "random sample",
+    "moments": "random sample and moments",
     "ivf": "Faiss IVF",
     "ivf-brief": "Faiss IVF, trained briefly",
     "graph": "graph (Faiss HNSW)",
-    "bare": "our lists alone",
-    "half": "our lists on half of the bank",
-    "lists": "our lists and regression",
+    "bare": "nnnorm, lists alone",
+    "half": "nnnorm, lists on half of the past queries",
+    "lists": "nnnorm",
 }
 # What the setting of a family is called.
 SETTINGS = {
     "exact": "",
-    "sample": "share of the bank",
-    "moments": "share of the bank",
+    "sample": "share",
+    "moments": "share",
     "ivf": "nprobe",
     "ivf-brief": "nprobe",
     "graph": "efSearch",
@@ -145,7 +144,7 @@ SETTINGS = {
 
 # Color, marker and name in the plot, and the point and offset of the name; ours lies on top.
 LOOKS = {
-    "sample": ("#8A8A8A", "o", "a sample of the bank", 0, (10, -2)),
+    "sample": ("#8A8A8A", "o", "random sample of past queries", 0, (10, -2)),
     "ivf-brief": (plots.ORANGE, "s", "Faiss IVF", -1, (-4, -18)),
     "lists": (plots.BLUE, "D", "nnnorm, by quality", 1, (-135, -5)),
 }
@@ -463,12 +462,12 @@ def made_table(results: dict[str, Any]) -> str:
                 loss,
             ]
         )
-    columns = ("way", "seconds", "of these building", "faster than exact", "residual", "R@1")
+    columns = ("method", "seconds", "building", "speed-up", "residual", "R@1")
     note = (
-        f"{sizes['gallery']:,} items, {sizes['references']:,} references, {sizes['dim']} "
-        f"dimensions, k = {results['k']}, α = {results['alpha']}. R@1 of {sizes['queries']:,} "
-        f"queries; without correction it is {results['made'][0]['recall']:.2f}, and below the "
-        "exact way it is the difference to that, with its standard error. Medians of "
+        f"{sizes['gallery']:,} items, {sizes['references']:,} past queries, {sizes['dim']} "
+        f"dimensions, k = {results['k']}, α = {results['alpha']}. R@1 is of {sizes['queries']:,} "
+        f"queries (uncorrected: {results['made'][0]['recall']:.2f}); below the first row, it is "
+        "the difference to the exact fit, with its standard error. Medians of "
         f"{results['runs']} interleaved runs, {machine_words(results)}."
     )
     return f"### Time and error\n\n{table(columns, rows)}\n\n{note}"
@@ -558,13 +557,15 @@ def draw(results: dict[str, Any], path: Path) -> None:
         f"Quality 8 to 32: {whole / slowest:.0f} to {whole / fastest:.0f} times faster, "
         f"{-least:.1f} to {-most:.1f} points lost",
         "seconds on a log scale, building included; band: within a tenth of a point",
-        "change in R@1 against exact, points",
+        "change in R@1 from exact, points",
     )
     save_both(figure, path, dpi=150)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare ways to get m_k from a large bank.")
+    parser = argparse.ArgumentParser(
+        description="Compare approximations of m_k for many past queries."
+    )
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
     add_options(parser, OUTPUT)
     parser.add_argument("--plot", type=Path, default=PLOT, help="the PNG file of the plot")

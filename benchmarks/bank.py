@@ -1,10 +1,9 @@
 """Unique queries: a log of a million rows, and the share of a fit.
 
 The log is synthetic: 60,000 queries with a falling spectrum, asked by Zipf's law (exponent 1), 512
-dimensions in float16. "Equal" repeats are the same row again; "varied" ones carry noise (cosine
-0.95 with the query), so that no two rows are equal. Each bank is built in a process of its own.
-Memory is the peak of that whole process, Python, NumPy and pyarrow included, once without and once
-with the mapped pages of files, which the system takes back when it needs them.
+dimensions in float16. "Equal" repeats are the same row; "varied" ones have noise (cosine 0.95 with
+the query). Each bank is built in a separate process. Memory is the peak of that process, including
+Python, NumPy and pyarrow, with and without mapped pages of files, which the system can reclaim.
 
 The share of a fit compares processor seconds in one process: the plain product of 5,000 items and
 113,000 past queries of 512 dimensions, finding the unique ones, and `NNN().fit` by default.

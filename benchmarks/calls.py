@@ -1,10 +1,9 @@
-"""What one query costs through `index.search` and through the engine's own client.
+"""Time of one query with `index.search` and with the engine's own client.
 
-Synthetic unit rows (5,000 items, 256 dimensions) go into each engine with the correction built in.
-One query at a time is sent through `index.search` and with the engine's own call, in alternation.
-The latter gets the vector of `index.transform_queries`. Both ask for 10 hits. The medians of
-each side count: of the CPU seconds of this process, without those of a server, and of the
-clock on the wall.
+Each engine stores synthetic unit rows (5,000 items, 256 dimensions) with the correction. Single
+queries alternate between `index.search` and the engine's own call, which gets the vector of
+`index.transform_queries`. Both return 10 hits. The table has medians of the CPU time of this
+process (without that of a server) and of the wall-clock time.
 
     python benchmarks/calls.py [--engine NAME] [--calls 300] [--output FILE.json]
     python benchmarks/calls.py --tables     # print the table of the stored JSON

@@ -1,4 +1,4 @@
-"""Documents of several chunks: how much the number of chunks gives, and what to do about it.
+"""Documents of several chunks: the advantage of long documents, and a discount for it.
 
 A document is found by its best chunk, and the best of many scores is higher than the best of few.
 Five sets, each with a query per document (CLINC150: many):
@@ -11,11 +11,11 @@ Five sets, each with a query per document (CLINC150: many):
 - *caption, captions*: one caption asks for 1 to 4 others of its photo.
 - *examples*: test utterances of CLINC150 ask for intents of 1 to 32 examples each.
 - *photo, skewed*: as the second, but four documents in five have one caption, the others five. It
-  had no part in any choice.
+wasn't used to choose anything.
 
-Half of the queries are past queries, or the training split is. All methods but the first begin with
-the automatic correction of every chunk. Differences are to the plain correction, ± is the 95 %
-interval within one split, paired, and figures are means over the seeds.
+Half of the queries are past queries, or the training split is. All methods except the first start
+with the automatic correction of every chunk. Differences are to the plain correction, and ± is the
+paired 95 % interval of one split. Results are means over the seeds.
 
     python benchmarks/chunks.py             # measure, write JSON, print the tables
     python benchmarks/chunks.py --tables    # print the tables of the stored JSON

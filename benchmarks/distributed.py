@@ -1,8 +1,8 @@
-"""`transform_parquet` on two Ray workers next to one process with two threads: the same files.
+"""`transform_parquet` on two Ray workers, compared with one process with two threads.
 
 Both read parquet files, compute bias values and write parquet files, interleaved in one run. CPU
-time counts the work of all workers and of this process; it does not depend on what else the machine
-does. Wall-clock time does.
+time includes all workers and this process. Unlike wall-clock time, it doesn't depend on the load of
+the machine.
 
     python benchmarks/distributed.py --output benchmarks/results/distributed.json   # five minutes
     python benchmarks/distributed.py --small     # a fifth of the items

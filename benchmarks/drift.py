@@ -1,8 +1,8 @@
-"""What `nnnorm drift` says as queries of another source take over.
+"""Results of `nnnorm drift` as queries from another source increase.
 
-Flickr8k's test photos with a bank of one caption of every training photo; 64 or 256 queries, of
-which a share are COCO's captions and the others Flickr8k's test captions. Besides, banks from one
-end of the captions' first principal axis, and queries from the other.
+The gallery is Flickr8k's test photos, and the past queries are one caption per training photo. Of
+64 or 256 queries, a share are COCO captions and the others Flickr8k's test captions. In other rows,
+past queries and queries come from the same or opposite ends of the first principal axis.
 
     python benchmarks/drift.py             # measure, write JSON, print the tables
     python benchmarks/drift.py --tables    # print the tables of the stored JSON

@@ -1,16 +1,15 @@
-"""What the correction costs inside each engine: recall and latency, with and without it.
+"""Recall and latency of each engine, with and without the correction.
 
-The photos of Flickr8k, tiled to 100,000 items with noise, go into each engine twice: as they are,
-and with the correction built in. Test captions ask both alternately, in batches, one thread if the
-engine allows it. What runs in this process is timed by its own seconds of CPU, which leave out
-what else the machine did; a server by the clock on the wall. Of several rounds the fastest counts;
-latency is the median over the batches, and so is the ratio of the two sides. Recall is against the
-exact search, uncorrected and corrected.
+Each engine stores Flickr8k's photos, repeated with noise to 100,000 items, in two indexes: with and
+without the correction. Batches of test captions alternate between both, on one thread if the engine
+allows it. Times are CPU time if the engine runs in this process, and wall-clock time for a server.
+Of several rounds, the fastest counts. Latency and the ratio of both indexes are medians over the
+batches. Recall is relative to the exact search, uncorrected and corrected.
 
-Whichever index is loaded last is the faster one, by up to 8 % (hnswlib). So both are opened twice,
-each once as the last, and the mean counts. Two graphs over the same items differ in latency, and so
-do two divisions into cells: these are built several times, from items in another order each time. A
-row has the median over its builds, and the smallest and largest ratio.
+The index that is loaded last is up to 8 % faster (hnswlib). So both are opened twice, each once as
+the last, and the mean counts. Graphs and cells over the same items differ in latency, so these are
+built several times, with items in random order. A row has the median over its builds, and the
+smallest and largest ratio.
 
     python benchmarks/engines.py                        # measure all, write JSON, print the table
     python benchmarks/engines.py --engine faiss-hnsw    # measure some again, keep the others
@@ -308,7 +307,7 @@ def latency(row: Record) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What the correction costs inside each engine.")
+    parser = argparse.ArgumentParser(description="Recall and latency of each engine.")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON file of the results")
     parser.add_argument("--engine", action="append", choices=list(ENGINES), help="only this one")

@@ -1,11 +1,10 @@
-"""Every method on every real set: pictures, plain text, code, lexicons, both directions.
+"""All methods on all real sets: pictures, text, code and dictionaries, in both directions.
 
-A set without past queries of its own is halved at random: one half is the bank of the other, and
-then the other way round, so that every query is tested. Sets of pairs are halved by item, since
-items that answer bank queries could never be test answers. Each method runs with its defaults and
-tuned on the labels (cross-fitted in five folds, the one-standard-error rule). Gains are differences
-in R@1 per query, averaged over the halvings, with intervals over queries (those of one item drawn
-together).
+A set without separate past queries is split in half at random, and each half serves as past queries
+for the other. Sets of pairs are split by item, because items that answer past queries could never
+be right. Each method runs with its defaults and tuned on the labels (cross-fitted in five folds,
+one-standard-error rule). Gains are differences in R@1 per query, averaged over the splits.
+Intervals are over queries, and those of one item are resampled together.
 
     python benchmarks/evidence.py                 # measure, write JSON, print the tables
     python benchmarks/evidence.py --tables --plot docs/images/evidence.png
@@ -35,7 +34,7 @@ import nnnorm
 from nnnorm.datasets import load_shapes
 from nnnorm.dedup import drop_copies
 from nnnorm.evaluation import Interval, Task, interval_of_mean, judge_hubs, open_truth
-from nnnorm.evaluation.tuning import try_settings
+from nnnorm.evaluation.tuning import Trial
 from nnnorm.methods import label_method, make_method
 
 OUTPUT = RESULTS / "evidence.json"
@@ -234,7 +233,7 @@ def measure_parts(parts: list[Part], names: tuple[str, ...]) -> dict[str, Any]:
         tried = [name for name in names if second is not None or name != "dualis"]
         grids = {name: grid for name, grid in GRIDS.items() if name in tried}
         right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
-        trial = try_settings(tried, sides[0], used, opened, sides[1], right, grids=grids)
+        trial = Trial(tried, sides[0], used, opened, sides[1], right, grids=grids)
         raw = trial.evaluation(0)
         groups = trial.clusters
         clusters[part.rows] = groups if part.items is None else part.items[groups]

@@ -1,9 +1,9 @@
-"""Exact fits: the solvers `exact` and `auto`, and nnn-retrieval, side by side in one run.
+"""Exact fits: the solvers `exact` and `auto`, compared with nnn-retrieval in one run.
 
-Three kinds of data: made embeddings with a spectrum that falls as Flickr8k's does, made embeddings
-with a flat spectrum (5,000 items, 512 dimensions, 1,000 to 500,000 references), and Flickr8k itself
-(8,091 photos, 65,469 captions of Flickr8k and COCO, 256 dimensions) where it is available. The runs
-of all three are interleaved in random order; medians and their ratios count.
+There are three kinds of data: synthetic embeddings with a spectrum like Flickr8k's or a flat one
+(5,000 items, 512 dimensions, 1,000 to 500,000 references), and, if available, Flickr8k itself
+(8,091 photos, 65,469 captions of Flickr8k and COCO, 256 dimensions). Runs are interleaved in random
+order, and the table has medians and their ratios.
 
     python benchmarks/exact.py [--small] [--runs 3] [--output FILE.json]    # about half an hour
     python benchmarks/exact.py --tables    # print the tables of the stored results

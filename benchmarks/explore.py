@@ -1,9 +1,9 @@
-"""How fast the explorer answers a slider, and what 50 people at once do to it.
+"""Response time of the explorer, for one client and for 50.
 
-Synthetic unit rows (512 dimensions, 500 topics, some of them hubs) are explored at 5,000 and at
-100,000 items. Sliders are moved over loopback to settings that were not asked before, and every
-view is timed. Then 50 clients move sliders for a minute, after a warm-up that fills what the server
-keeps; its memory is read at the start, after a third, and at the end.
+The data are synthetic unit rows (512 dimensions, 500 topics, some of them hubs), with 5,000 and
+100,000 items. Sliders are moved over loopback to new settings, and every view is timed. After a
+warm-up that fills the caches, 50 clients move sliders for a minute. The memory of the server is
+read at the start, after a third, and at the end.
 
     python benchmarks/explore.py [--small] [--seconds 60] [--output FILE.json]
     python benchmarks/explore.py --tables     # print the tables of the stored JSON

@@ -1,8 +1,8 @@
-"""What later items cost, in units of the fit of the whole gallery.
+"""Time to compute the bias of new items, relative to the fit of the whole gallery.
 
 Synthetic clustered embeddings (50,000 items, 8,192 references, 512 dimensions; `--small` for a
-tenth). `Corrector.fit` and `Corrector.bias_for` of 0.1 %, 1 % and 10 % new items are timed in
-interleaved runs; the ratio of medians is what counts.
+tenth). `Corrector.fit` and `Corrector.bias_for` with 0.1 %, 1 % and 10 % new items are timed in
+interleaved runs. The table has ratios of medians.
 
     python benchmarks/extend.py [--small] [--runs 5] [--output FILE.json]
     python benchmarks/extend.py --tables     # print the table of the stored JSON
@@ -58,7 +58,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Time the values of later items.")
+    parser = argparse.ArgumentParser(description="Time the bias of new items.")
     parser.add_argument("--small", action="store_true", help="a tenth of the size")
     parser.add_argument("--runs", type=int, default=5)
     return run_command(

@@ -1,9 +1,8 @@
-"""The paper's experiment on Flickr8k: methods side by side, banks of all sizes, its four trends.
+"""The paper's experiment on Flickr8k: methods, numbers of past queries, and four claims.
 
-Everything is tuned on the validation split and reported on the test split, 1,000 photos each, with
-the train split as the bank, or (image retrieval only) captions of COCO: a bank of another kind.
-Then the grid of NNN is laid open, cell by cell, to see which of the paper's trends in k and α hold
-for this small encoder.
+Methods are tuned on the validation split and measured on the test split, 1,000 photos each. Past
+queries are the train split or, for image retrieval, captions of COCO. All cells of NNN's grid are
+measured to check the paper's claims about k and α for this small encoder.
 
     python benchmarks/flickr8k.py                             # measure, write JSON, print tables
     python benchmarks/flickr8k.py --tables                    # print the tables of the stored JSON

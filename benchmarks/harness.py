@@ -1,4 +1,4 @@
-"""What the command lines of benchmarks share: results stored as JSON, and tables made from them."""
+"""Shared code of the benchmarks: options, results as JSON, and tables."""
 
 import argparse
 import json

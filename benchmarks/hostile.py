@@ -1,9 +1,9 @@
-"""Adversarial hubs: what `nnnorm scan` finds of them, and what the correction leaves them.
+"""Adversarial hubs: how many `nnnorm scan` finds, and the effect of the correction.
 
-Items that were made to be found are added to Flickr8k's photos, to Unsplash's, and to scenes of
-shapes. The attacker has other queries and knows the gallery; the defender's past queries and the
-queries that count top-1 hits belong to other photos. Hubs are means of queries, or made by gradient
-ascent to be top-1 for as many as possible, for one topic or for all. "Disguised" ones are mixed
+Adversarial items are added to photos of Flickr8k and Unsplash, and to the shapes. The attacker
+knows the gallery and has other queries; the defender's past queries and the test queries belong to
+other photos. Adversarial items are means of queries, or optimized by gradient ascent to be top-1
+for as many queries as possible, of one topic or of all. "Disguised" ones are mixed
 with an honest item until their robust z, as the attacker measures it, is below 3.
 
     python benchmarks/hostile.py             # measure, write JSON, print the tables

@@ -1,7 +1,7 @@
 """Peak memory of a fit on memory-mapped files: 200,000 x 256 float16 items, 20,000 references.
 
-Counts anonymous memory (RssAnon: what the process itself allocated, without mapped files) above
-what it held before, sampled every 5 ms. Linux only. The fit is the automatic NNN; --tune measures
+Measures anonymous memory (RssAnon: allocated by the process, without mapped files) relative to the
+start, every 5 ms. Linux only. The fit is the automatic NNN; --tune measures
 the grid of `tune` on 1,000 queries instead, of which the budget is 128 MB and the bar 192 MB at
 --n-references 50000 --dim 512.
 

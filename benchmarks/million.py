@@ -1,9 +1,9 @@
-"""Large fits with the solver that `auto` chooses: time, memory and error, against the exact means.
+"""Large fits with `solver="auto"`: time, memory, and error relative to exact means.
 
-Embeddings with two levels of topics and a falling spectrum are written as float16 and mapped;
-"noise" has no structure at all. The fit runs from opened files to bias, fingerprints included, with
-the default memory budget. The exact means are computed for 2,000 of the items, and their time is
-scaled. Memory is what the process holds besides mapped files, at its peak.
+Embeddings with two levels of topics and a falling spectrum are memory-mapped float16 files; "noise"
+has no structure. The time is that from opened files to the bias, including fingerprints, with the
+default memory budget. Exact means are computed for 2,000 items, and their time is scaled. Memory is
+the peak of the process without mapped files.
 
     python benchmarks/million.py --case medium    # 20,000 x 200,000 x 128; a minute
     python benchmarks/million.py --case large     # 1,000,000 x 100,000 x 256; 0.6 GB of disk

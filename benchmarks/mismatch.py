@@ -35,7 +35,7 @@ from nnnorm import open_embeddings
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z
 
 OUTPUT = RESULTS / "mismatch.json"
-SEEDS = (100, 101)
+SEEDS = (100, 101, 102, 103, 104)
 KINDS = ("own", "searched", "opposite", "mismatched")
 N_RECENT = 64
 SIZES = (16, 64, 250, 1000, 4000)

@@ -1,4 +1,4 @@
-"""Galleries of several kinds of items: `groups=`, compared with no groups and with naive lines.
+"""Mixed galleries: `groups=`, compared with no groups and with naive corrections.
 
 - *CLIP mixes*: photos that answer, and texts of other photos that distract; text queries. Unsplash
   and COCO, in halves, with one photo to nine texts, with three groups, with 16 to 128 past queries.

@@ -1,4 +1,4 @@
-"""New tables in the place of the old ones on a page of docs/; plain Python, no library."""
+"""Replace the tables of a page in docs/."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 def paste(page: str, old: str, new: str) -> bool:
-    """Replace the tables of a page; False where the old ones don't stand there as they were."""
+    """Replace the tables of a page; return False if the old ones aren't on it."""
     path = DOCS / page
     text = path.read_text(encoding="utf-8")
     if not old.strip() or old.strip() not in text:

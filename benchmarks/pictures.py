@@ -1,6 +1,6 @@
-"""Plots of the pages as small PNG files, each for a white page and for a dark one.
+"""Save plots for the docs as small PNG files, light and dark.
 
-`docs/hooks/pages.py` shows `name-dark.png` in place of `name.png` where the site is dark.
+`docs/hooks/pages.py` shows `name-dark.png` instead of `name.png` in the dark scheme.
 """
 
 import colorsys

@@ -1,9 +1,9 @@
 """Clicks with the correction, under traffic that follows Zipf's law.
 
-Flickr8k's 1,000 test photos and the shapes data. A log of 6,000 queries (captions 0 to 3 of photos
-drawn by Zipf's law, with a little noise) is halved: the first half is the bank, and its right items
-are the clicks; the second half tunes the weight of the popularity. Tested is the traffic of caption
-4 by the same popularity. Gains in R@1 of that traffic over no correction.
+The galleries are Flickr8k's 1,000 test photos and the shapes. A log has 6,000 queries: captions 0
+to 3 of photos drawn by Zipf's law, with a little noise. Its first half is the past queries, and
+their right items are the clicks. The second half tunes the weight of the popularity. Test queries
+are captions 4 with the same popularity, and the tables have their gains in R@1.
 
     python benchmarks/popularity.py             # measure, write JSON, print the tables
     python benchmarks/popularity.py --tables    # print the tables of the stored JSON

@@ -1,4 +1,4 @@
-"""The real embedding sets, read for the benchmarks: splits, tasks, and whole grids on subsets.
+"""Reads the real embedding sets for the benchmarks: splits, tasks, and grids on subsets.
 
 The embeddings stay where they are (`../shared/data` next to the repository, or `--data`). Flickr8k
 has five captions per photo and a split into train, validation and test; Unsplash has one text per

@@ -1,10 +1,10 @@
-"""What a whole grid costs, in units of one fit and one evaluation.
+"""Time of a whole grid, relative to one fit and one evaluation.
 
 Synthetic clustered embeddings at the size of COCO (25,000 queries, 5,000 items, 113,000 references,
 22,600 gallery-side references, 512 dimensions; `--small` for a tenth of each). NNN's 110
 settings are compared with one NNN fit + one evaluation, DBNorm's 441 with one DualIS fit + one
-evaluation, in interleaved runs; the ratio of medians is what counts. "Naive" is what fitting and
-evaluating every setting by itself would take, counted from the same medians.
+evaluation, in interleaved runs. The table has ratios of medians. "Naive" is the time to fit and
+evaluate every setting separately, computed from the same medians.
 
     python benchmarks/sweep.py [--small] [--runs 3] [--output FILE.json]
 """

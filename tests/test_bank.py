@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import nnnorm
 from nnnorm import Bank, NNNormError, NNNormWarning
-from nnnorm.evaluation import diagnose
 from tests.test_dedup import naive_unique
 
 
@@ -100,33 +99,11 @@ def test_a_normalized_bank_and_a_raw_gallery_do_not_mix(log, rng):
         nnnorm.NNN().fit(rng.normal(size=(50, 32)), bank, normalize=False)
 
 
-def test_a_bank_of_a_model_that_puts_all_texts_close_together_is_noticed(rng):
-    bank = Bank.of(10 + rng.normal(size=(500, 32)), normalize=True)
-    with pytest.warns(
-        NNNormWarning, match="only 1 of the 500 rows of references are unique queries: .*=keep"
-    ):
-        nnnorm.NNN(1, 0.5).fit(rng.normal(size=(9, 32)), bank, normalize=True)
-
-
 def test_a_bank_has_no_duplicates_to_keep(log, rng):
     bank = Bank.of(log, normalize=True)
     words = "a bank keeps every unique query once, so it has no duplicates to keep; leave out"
     with pytest.raises(NNNormError, match=words):
         nnnorm.NNN().fit(rng.normal(size=(9, 32)), bank, duplicates="keep", normalize=True)
-
-
-def test_all_studies_take_a_bank(log, rng):
-    gallery = rng.normal(size=(30, 32))
-    bank = Bank.of(log, normalize=True)
-    queries, truth = gallery + rng.normal(size=(30, 32)), np.arange(30)
-    asked = {"queries": queries, "truth": truth, "normalize": True}
-    task = nnnorm.evaluation.Task(queries, gallery, truth)
-    found = [
-        nnnorm.tune(gallery, bank, **asked),
-        nnnorm.compare(gallery, bank, **asked, validation=task, methods=["csls"]),
-    ]
-    assert [(one.n_references, one.n_unique) for one in found] == [(600, 40)] * 2
-    assert diagnose(queries, gallery, references=bank, normalize=True).after is not None
 
 
 # --- a flood moves a bias by one query at most ---------------------------------------------------
@@ -173,17 +150,6 @@ def test_a_flood_of_near_copies_is_one_query(rng):
         gallery, np.concatenate([honest, flood]), normalize=True, duplicates="keep"
     )
     assert np.abs(raw.correction - before).max() > 2 * 0.5 / 10
-
-
-@pytest.mark.slow
-def test_a_flood_takes_one_place_of_a_full_bank(rng):
-    honest, query = rng.normal(size=(300, 48)), rng.normal(size=(1, 48))
-    flood = query + 0.1 * rng.normal(size=(5000, 48))
-    bank = Bank.of(honest, normalize=True, max_references=100)
-    kept = {row.tobytes() for row in bank.rows}
-    bank.add(flood)
-    assert len(bank) == 100
-    assert len(kept - {row.tobytes() for row in bank.rows}) <= 1
 
 
 # --- any sequence of changes ---------------------------------------------------------------------
@@ -496,14 +462,3 @@ def test_adding_a_then_b_equals_both_at_once_for_equal_rows(rng, most):
     for some in np.split(rows[700:], [800, 801]):
         part.add(some)
     assert same(whole, part)
-
-
-def test_a_bank_file_is_small_and_of_plain_numbers(log, tmp_path):
-    from safetensors.numpy import load_file
-
-    path = tmp_path / "bank.safetensors"
-    Bank.of(log, normalize=True).save(path)
-    arrays = load_file(path)
-    assert arrays["rows"].shape == (40, 32)
-    assert arrays["rows"].dtype == np.float16
-    assert path.stat().st_size < 40 * (32 * 2 + 20) + 2000

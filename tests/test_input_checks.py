@@ -323,6 +323,13 @@ def test_mismatched_past_queries_are_warned_of_and_own_ones_are_not(problem, nam
     assert found[0].filename == __file__
 
 
+def test_a_gallery_and_references_in_each_other_s_places_are_asked_about(rng):
+    rows, queries = source(rng, 50), source(rng, 50)
+    items = open_embeddings(-np.asarray(source(rng, 50)), name="references")
+    with pytest.warns(NNNormWarning, match="does look like them: were the two swapped"):
+        warn_of_mismatch(items, queries, rows)
+
+
 def test_a_gallery_that_is_its_own_bank_is_not_warned_of_twice(rng):
     rows, queries = source(rng, 50), open_embeddings(-np.asarray(source(rng, 50)))
     warn_of_mismatch(rows, queries, rows)  # a warning would be an error

@@ -223,7 +223,7 @@ def test_clicks_are_checked_before_the_work_and_gated_methods_are_left_out(traff
         raise AssertionError("the work has begun")
 
     with monkeypatch.context() as patch:
-        patch.setattr("nnnorm.evaluation.tuning.try_settings", refuse)
+        patch.setattr("nnnorm.evaluation.tuning.Trial", refuse)
         for wrong, words in (
             ({"clicks": [1, 2]}, "one number per item, 150; got 2"),
             ({"clicks": -traffic["clicks"]}, "counts of at least 0"),

@@ -1,4 +1,4 @@
-"""Rebuild the shapes that ship with nnnorm: draw, caption, train, export. One command, one seed.
+"""Rebuild the shapes that ship with nnnorm: draw, caption, train, export.
 
     python examples/shapes/build.py                # into src/nnnorm/datasets/shapes.npz
     python examples/shapes/build.py -o other.npz   # somewhere else, to compare

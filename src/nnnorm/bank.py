@@ -35,6 +35,8 @@ from nnnorm.tables import TABLE_SUFFIXES, LogPart, is_log, read_counts, read_log
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+# Queries in parts, their name, and how many there are, which isn't known of a log.
+_Given: TypeAlias = tuple[Iterator[LogPart], str, int | None]
 
 _MAKER = "nnnorm bank"
 # What a file keeps next to the arrays; all else in it follows from these.
@@ -143,7 +145,8 @@ class Bank:
         empty = np.empty((0, 0), np.float16), np.empty(0, np.float32), np.empty(0, np.int64)
         created = datetime.now(UTC).isoformat(timespec="seconds")
         bank = cls(_Kept(*empty, np.empty(0)), 0, 0, created, is_unit, most, int(seed))
-        bank._absorb(references, "references", times, counts, column, normalize, progress)
+        given = _open(references, "references", times, counts, column, normalize)
+        bank._absorb(given, normalize, progress)
         return bank
 
     # --- what it holds -----------------------------------------------------------------------
@@ -265,7 +268,8 @@ class Bank:
         if (times is None) != (self.last_seen is None):
             has, lacks = ("the bank", "queries") if times is None else ("queries", "the bank")
             raise NNNormError(f"{has} has times and {lacks} has none; pass times (--time) to both")
-        self._absorb(queries, "queries", times, counts, column, self.normalized, progress)
+        given = _open(queries, "queries", times, counts, column, self.normalized)
+        self._absorb(given, self.normalized, progress)
 
     def forget(self, *, before: Any) -> None:
         """Drop queries that were last asked before a time.
@@ -284,10 +288,7 @@ class Bank:
         2
         """
         if self.last_seen is None:
-            raise NNNormError(
-                "this bank has no times, so nothing can be forgotten by age; build it with times "
-                "(--time)"
-            )
+            raise NNNormError("this bank has no times to forget by; build it with times (--time)")
         is_kept = self._kept.last_seen >= read_times([before], "before")[0]
         if not is_kept.any():
             raise NNNormError(
@@ -297,18 +298,9 @@ class Bank:
         self.n_forgotten += int(self.counts[~is_kept].sum())
         self._kept, self._opened = self._kept.take(np.flatnonzero(is_kept)), None
 
-    def _absorb(
-        self,
-        source: Source,
-        role: str,
-        times: Any,
-        counts: Any,
-        column: str,
-        normalize: bool | None,
-        progress: Progress | None,
-    ) -> None:
+    def _absorb(self, given: _Given, normalize: bool | None, progress: Progress | None) -> None:
         """Add queries; if a part is bad, nothing changes."""
-        parts, name, n_rows = _open(source, role, times, counts, column, normalize)
+        parts, name, n_rows = given
         kept, unique = self._kept, None
         n_seen, low, high, latest = 0, np.inf, 0.0, -np.inf
         most: Any = self.max_references or np.inf
@@ -346,9 +338,8 @@ class Bank:
         if latest > datetime.now(UTC).timestamp() + _A_DAY:
             warn(
                 f"{name} has rows dated in the future, up to "
-                f"{str(np.datetime64(int(latest), 's'))[:10]}; they count as the latest until "
-                "then, and forget does not drop them; correct their times (dates, or seconds "
-                "since 1970)"
+                f"{str(np.datetime64(int(latest), 's'))[:10]}, which forget does not drop; correct "
+                "their times (dates, or seconds since 1970)"
             )
 
     def _sample(self, kept: _Kept, most: float) -> _Kept:
@@ -405,7 +396,7 @@ def describe_times(bank: Bank) -> str:
 
 def _open(
     source: Source, role: str, times: Any, counts: Any, column: str, normalize: bool | None
-) -> tuple[Iterator[LogPart], str, int | None]:
+) -> _Given:
     """Open an array, embeddings in files, or a log, whose number of rows isn't known."""
     given = {"times": times, "counts": counts}
     if is_log(source):

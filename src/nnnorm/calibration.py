@@ -149,14 +149,9 @@ def calibrate(confidence: npt.ArrayLike, is_right: npt.ArrayLike | None = None) 
     """
     given = _open_confidence(confidence)
     if given.ndim != 1 or not len(given):
-        raise NNNormError(
-            "confidence must be one number per query, shape (n_queries,), such as "
-            f"Ranking.confidence; got shape {given.shape}"
-        )
+        raise NNNormError(f"confidence must be one number per query; got shape {given.shape}")
     if not np.isfinite(given).all():
-        raise NNNormError(
-            "confidence must be finite; got NaN or infinity: leave out queries without hits"
-        )
+        raise NNNormError("confidence must be finite; leave out queries without hits")
     quantiles = tuple(np.quantile(given, _STEPS).tolist())
     if is_right is None:
         return Calibration(quantiles, len(given))
@@ -200,10 +195,8 @@ def _open_confidence(given: npt.ArrayLike) -> FloatArray:
 def _check_labels(is_right: npt.ArrayLike, n_queries: int) -> npt.NDArray[np.bool_]:
     given = np.asarray(is_right)
     if given.shape != (n_queries,):
-        raise NNNormError(
-            f"is_right must have one label per query, shape ({n_queries},); got {given.shape}: "
-            "leave out queries without a label on both sides"
-        )
+        expected = f"is_right must have one label per query, shape ({n_queries},)"
+        raise NNNormError(f"{expected}; got {given.shape}: leave out queries without a label")
     if given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
         raise NNNormError("labels must be 1 or 0, or True or False, for every query")
     labels = given.astype(bool)

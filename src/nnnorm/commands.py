@@ -1,7 +1,7 @@
 """Commands to run next, as a shell takes them, in parts that belong together."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -31,3 +31,13 @@ def write_fit(
         for name, value in given.items()
     ]
     return write_command("fit", {**options, "-o": "bias.safetensors", "normalize": normalize})
+
+
+def wrap_command(parts: Sequence[str], columns: int) -> str:
+    """Join a command, in several lines that a shell takes as one if it is long."""
+    rows = [parts[0]]
+    for part in parts[1:]:
+        if len(rows[-1]) + len(part) + len("  \\") > columns:
+            rows.append("   ")
+        rows[-1] += f" {part}"
+    return " \\\n".join(rows)

@@ -7,13 +7,14 @@ before and after, picks three examples and writes the files. `describe_demo` des
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from nnnorm import NNN, evaluate, evaluation, load_shapes, search
 from nnnorm.datasets import Shapes, read_scene
 from nnnorm.errors import MissingExtraError, quiet
+from nnnorm.evaluation.results import Record
 from nnnorm.files import make_folder
 from nnnorm.report import Table, plots
 from nnnorm.report.tables import show_gain
@@ -32,7 +33,8 @@ To look around in this demo on a local page:
   nnnorm explore"""
 
 
-class Example(NamedTuple):
+@dataclass(frozen=True)
+class Example(Record):
     """A query and its first pictures, before and after."""
 
     query: int
@@ -41,35 +43,27 @@ class Example(NamedTuple):
     before: list[int]
     after: list[int]
 
+    @property
+    def title(self) -> str:
+        """The caption, and whether the correction makes its top result worse."""
+        worse = self.after[0] != self.right
+        return f"{self.caption} – worse with the correction" if worse else self.caption
+
 
 @dataclass(frozen=True, eq=False)
-class Demo:
+class Demo(Record):
     """The figures of the demo, for the test captions."""
 
     shapes: Shapes = field(repr=False)
     before: evaluation.Result
     after: evaluation.Result
-    diagnosis: evaluation.Diagnosis
+    hubness: evaluation.Diagnosis
     examples: list[Example]
     n_gained: int
     n_lost: int
-    output: Path
+    output: str
     files: list[str]
     notes: list[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all figures, ready for JSON."""
-        return {
-            "n_gallery": len(self.shapes.gallery),
-            "n_queries": len(self.shapes.queries),
-            "n_references": len(self.shapes.references),
-            "before": self.before.to_dict(),
-            "after": self.after.to_dict(),
-            "hubness": self.diagnosis.to_dict(),
-            "examples": [example._asdict() for example in self.examples],
-            "output": str(self.output),
-            **{name: getattr(self, name) for name in ("n_gained", "n_lost", "files", "notes")},
-        }
 
 
 @quiet(".* rows of references are among")  # "a red star" is written for several pictures
@@ -97,18 +91,11 @@ def run_demo(output: str | Path = "demo-output") -> Demo:
             plots.save_figure(figure, folder / name)
     except MissingExtraError as error:
         files, notes = files[:1], [f"No plots: {error}"]
-    return Demo(
-        shapes,
-        evaluation.make_result("none", {}, raw),
-        evaluation.make_result(bias.method, bias.params, corrected, raw),
-        diagnosis,
-        examples,
-        n_gained=int((~was_right & is_right).sum()),
-        n_lost=int((was_right & ~is_right).sum()),
-        output=folder,
-        files=files,
-        notes=notes,
-    )
+    before = evaluation.make_result("none", {}, raw)
+    after = evaluation.make_result(bias.method, bias.params, corrected, raw)
+    gained, lost = int((~was_right & is_right).sum()), int((was_right & ~is_right).sum())
+    output = str(folder)
+    return Demo(shapes, before, after, diagnosis, examples, gained, lost, output, files, notes)
 
 
 def _pick_examples(shapes: Shapes, before: Any, after: Any, hubs: list[int]) -> list[Example]:
@@ -132,18 +119,13 @@ def _pick_examples(shapes: Shapes, before: Any, after: Any, hubs: list[int]) -> 
 def _draw_examples(shapes: Shapes, examples: list[Example], hubs: list[int]) -> Any:
     """Draw the contact sheet: the right picture framed green, hubs orange."""
     return plots.plot_hits(
-        [plots.Hits(_title(one), one.before, one.after, [one.right]) for one in examples],
+        [plots.Hits(one.title, one.before, one.after, [one.right]) for one in examples],
         lambda item: shapes.draw(item, 108),
         lambda hits, item: (
             plots.GREEN if item in hits.right else plots.ORANGE if item in hubs else None
         ),
         "green: the right picture, orange: a hub",
     )
-
-
-def _title(example: Example) -> str:
-    worse = example.after[0] != example.right
-    return f"{example.caption} – worse with the correction" if worse else example.caption
 
 
 # --- in words ------------------------------------------------------------------------------------
@@ -160,22 +142,17 @@ def introduce_demo() -> str:
 
 def describe_demo(demo: Demo) -> Iterator[Table | str]:
     """Describe a demo in one screen of 80 columns."""
-    before, after, found = demo.before, demo.after, demo.diagnosis
+    before, after, found = demo.before, demo.after, demo.hubness
     counts = [some for some in (found.occurrences, found.occurrences_after) if some is not None]
-    fair = found.before.mean
-    rows = {
-        "captions with their picture as top result": [
-            f"{100 * one.recall_at_1:.1f} %" for one in (before, after)
-        ],
-        "captions with their picture in the top 10": [
-            f"{100 * one.recall_at_10:.1f} %" for one in (before, after)
-        ],
-        f"top results of the worst hub; {fair:.0f} would be right": [
-            str(one.max()) for one in counts
-        ],
-        "pictures that are never the top result": [str((one == 0).sum()) for one in counts],
-    }
-    lines = tuple((name, *values) for name, values in rows.items())
+    first = [f"{100 * one.recall_at_1:.1f} %" for one in (before, after)]
+    ten = [f"{100 * one.recall_at_10:.1f} %" for one in (before, after)]
+    worst = f"top results of the worst hub; {found.before.mean:.0f} would be right"
+    lines = (
+        ("captions with their picture as top result", *first),
+        ("captions with their picture in the top 10", *ten),
+        (worst, *(str(one.max()) for one in counts)),
+        ("pictures that are never the top result", *(str((one == 0).sum()) for one in counts)),
+    )
     note = (
         f"{demo.n_gained} captions newly get their picture as top result, {demo.n_lost} lose it. "
         f"Gain: {show_gain(after.gain)} points (95 % interval)."
@@ -184,7 +161,7 @@ def describe_demo(demo: Demo) -> Iterator[Table | str]:
     hubs = evaluation.find_hubs(found.occurrences)
     yield "\nTop results of three captions (✓ the right picture, ● a hub)"
     for example in demo.examples:
-        yield f"  {_title(example)}"
+        yield f"  {example.title}"
         for label, item in (("before", example.before[0]), ("after", example.after[0])):
             mark = "✓" if item == example.right else "●" if item in hubs else " "
             background, things = read_scene(demo.shapes.scenes[item])

@@ -144,9 +144,10 @@ def _run(ray: Any, work: Any, fs: Any, other: Any, shards: list[_Shard]) -> Iter
     options = {"num_cpus": 1, "max_retries": 5, "retry_exceptions": [OSError]}
     task = ray.remote(_transform).options(name="nnnorm", **options)
     kept, notes = ray.put(work), list[str]()
-    tasks = [task.remote(kept, fs, other, shard) for shard in shards]
+    tasks = {task.remote(kept, fs, other, shard): shard for shard in shards}
     try:
-        for shard, ref in zip(shards, tasks, strict=True):
+        for ref in list(tasks):
+            shard = tasks.pop(ref)
             notes += ray.get(ref)
             yield shard.n_rows
     except ray.exceptions.RayError as error:

@@ -411,6 +411,8 @@ def check_same_norms(
     first: Embeddings, second: Embeddings, *, normalize: bool | None = None
 ) -> None:
     """Raise if one side is normalized and the other has no unit norms."""
+    if first.normalized and second.normalized:
+        return
     ranges = first.norm_range, second.norm_range
     is_unit = [max(1 - low, high - 1) <= EQUAL_NORMS for low, high in ranges]
     if is_unit[0] == is_unit[1]:

@@ -139,7 +139,8 @@ def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | N
         ridge = np.float32(_RIDGE * len(base) / min(base.shape))
         inverse = np.linalg.inv(base @ base.T + ridge * np.eye(len(base), dtype=np.float32))
         scores, held_scores = some @ base.T, held @ base.T
-        spanned, held_spanned = (((of @ inverse) * of).sum(axis=1) for of in (scores, held_scores))
+        spanned = ((scores @ inverse) * scores).sum(axis=1)
+        held_spanned = ((held_scores @ inverse) * held_scores).sum(axis=1)
         toward = some[is_first].mean(axis=0) - base.mean(axis=0)
         span = _above(spanned, blocks, held_spanned, held_blocks)
         lies = _above(some[~is_first] @ toward, blocks[~is_first], held @ toward, held_blocks)
@@ -251,8 +252,14 @@ def warn_of_mismatch(references: Embeddings, queries: Embeddings, gallery: Embed
         warn(
             f"{references.name} do not look like the queries (z = {z:.1f}; one source stays below "
             f"{MISMATCH_Z:g}), so a correction from them may make results worse: pass past queries "
-            "of the same source, encoded by the same model"
+            f"of the same source, encoded by the same model{hint_of_swap(gallery, queries)}"
         )
+
+
+def hint_of_swap(gallery: Embeddings, queries: Embeddings) -> str:
+    """A question for references unlike the queries: the gallery should not be like them either."""
+    is_like = mismatch_z(gallery, queries) < MISMATCH_Z
+    return f"; {gallery.name} does look like them: were the two swapped?" if is_like else ""
 
 
 def _draw(rows: Embeddings, rng: np.random.Generator) -> FloatArray:

@@ -2,7 +2,6 @@
 
     python -m tests.attack.fuzz                 # 5,000 attacks, a table, exit code 1 on a failure
     python -m tests.attack.fuzz --only "index search" --runs 300 --seed 7
-    python -m tests.attack.fuzz --attack 1234   # one of them again
 
 Every attack is one command with one damaged input (a file, a name, an option, a URL or an output),
 in a folder of its own. It ends in one of the classes below; the first three are right. The folder
@@ -26,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Queue
 
 from nnnorm.index import ENGINES
 from tests.attack import commands, materials, mutations
@@ -114,7 +114,9 @@ class Fuzzer:
         ]
         self.healthy = self.folder / "healthy"
         self._boxes = [Sandbox(wall=wall) for _ in range(jobs)]
-        self._free = list(self._boxes)
+        self._free = Queue()
+        for box in self._boxes:
+            self._free.put(box)
         self._encoding = None
         if "encode" in self.names:  # its libraries take seconds to import
             self._encoding = Sandbox(wall=wall, preload=_FOR_ENCODING)
@@ -129,11 +131,6 @@ class Fuzzer:
         for box in filter(None, (*self._boxes, self._encoding)):
             box.__exit__()
 
-    def limit(self, wall):
-        """Change the seconds after which a command counts as one that hangs."""
-        for box in self._boxes:
-            box.limits["wall"] = wall
-
     @contextmanager
     def _box(self, name):
         """A server that is free, and knows what a command needs."""
@@ -141,13 +138,11 @@ class Fuzzer:
             with self._encoding_lock:
                 yield self._encoding
             return
-        with self._lock:
-            box = self._free.pop()
+        box = self._free.get()
         try:
             yield box
         finally:
-            with self._lock:
-                self._free.append(box)
+            self._free.put(box)
 
     def prepare(self):
         """Make the materials, and see that every line works with them."""
@@ -601,18 +596,13 @@ def attack_all(fuzzer, runs, *, keep=None, tell=None, until=None):
 
 
 def tabulate(results):
-    """Markdown: how many attacks on every command ended in which class."""
+    """How many attacks on every command ended in which class, a line each."""
     counts = Counter((result.attack.command, result.kind) for result in results)
-    kinds = [kind for kind in CLASSES if kind in GOOD or any(k == kind for _, k in counts)]
-    rows = [["command", "attacks", *kinds]]
+    lines = []
     for name in dict.fromkeys(result.attack.command for result in results):
-        some = [counts[name, kind] for kind in kinds]
-        rows.append([name, sum(some), *some])
-    totals = [sum(row[column] for row in rows[1:]) for column in range(1, len(rows[0]))]
-    rows.append(["all", *totals])
-    shown = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in rows]
-    lines = [f"| {' | '.join(row)} |" for row in shown]
-    lines.insert(1, "|---|" + "---:|" * (len(rows[0]) - 1))
+        some = {kind: counts[name, kind] for kind in CLASSES if counts[name, kind]}
+        shown = ", ".join(f"{count:,} {kind}" for kind, count in some.items())
+        lines.append(f"{name}: {sum(some.values()):,} attacks, {shown}")
     return "\n".join(lines)
 
 
@@ -623,23 +613,13 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", action="append", default=[], help="a command; repeatable")
-    parser.add_argument("--attack", type=int, help="run this one alone and show it")
     parser.add_argument("--keep", default="fuzz-failures", help="folder for failures")
     given = parser.parse_args()
-    only = given.only
-    with tempfile.TemporaryDirectory() as folder:
-        if given.attack is not None and not only:
-            with Fuzzer(Path(folder) / "plan", seed=given.seed) as fuzzer:
-                only = [fuzzer.plan(given.attack + 1)[-1][1]]
-        options = {"seed": given.seed, "only": only, "jobs": given.jobs}
-        with Fuzzer(Path(folder) / "run", wall=120, **options) as fuzzer:
-            if broken := fuzzer.prepare():
-                sys.exit("healthy inputs are refused:\n" + "\n".join(broken))
-            if given.attack is not None:
-                result = fuzzer.run(given.attack, only[0], keep=given.keep)
-                print(result)
-                sys.exit(result.kind not in GOOD)
-            results = attack_all(fuzzer, given.runs, keep=given.keep, tell=_tell)
+    options = {"seed": given.seed, "only": given.only, "jobs": given.jobs}
+    with tempfile.TemporaryDirectory() as folder, Fuzzer(folder, wall=120, **options) as fuzzer:
+        if broken := fuzzer.prepare():
+            sys.exit("healthy inputs are refused:\n" + "\n".join(broken))
+        results = attack_all(fuzzer, given.runs, keep=given.keep, tell=_tell)
     print(tabulate(results))
     failures = [result for result in results if result.kind not in GOOD]
     for result in [*failures, *(result for result in results if result.kind == "engine")]:

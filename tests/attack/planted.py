@@ -13,81 +13,48 @@ import nnnorm.index
 from nnnorm.errors import NNNormError
 
 
-def _before_every_opening(act):
-    opened = nnnorm.cli.core.open_embeddings
-
-    def open_embeddings(*arguments, **options):
-        act()
-        return opened(*arguments, **options)
-
-    nnnorm.cli.core.open_embeddings = open_embeddings
+def _raise(error):
+    raise error
 
 
-def traceback():
-    """An error that was not foreseen."""
-
-    def act():
-        raise AttributeError("no such thing")
-
-    _before_every_opening(act)
+def _refuse_odd_names():
+    if any(re.search(r"[^\w.-]", name, re.ASCII) for name in os.listdir()):
+        raise NNNormError("this name can't be read")
 
 
-def crash():
-    """Memory that is not there."""
-    _before_every_opening(lambda: ctypes.string_at(0))
+# What happens before embeddings are opened, by the class of the fault.
+_BEFORE = {
+    "traceback": lambda: _raise(AttributeError("no such thing")),
+    "crash": lambda: ctypes.string_at(0),
+    "hang": lambda: time.sleep(10**6),
+    "memory": lambda: np.ones(2**28).sum(),
+    "leftovers": lambda: open(".nnnorm-0f.tmp", "w").close(),
+    "refused": _refuse_odd_names,
+    "unclear": lambda: _raise(SystemExit(5)),
+}
 
 
-def hang():
-    """A wait that does not end."""
-    _before_every_opening(lambda: time.sleep(10**6))
+def plant(fault):
+    """Put a fault into this process."""
+    if fault == "silent":  # NaN that passes
+        measured = nnnorm.embeddings.measure_rows
+        nnnorm.embeddings.measure_rows = lambda block: measured(
+            np.where(np.isfinite(block), block, np.float32(1))
+        )
+    elif fault == "half_done":  # a deletion that is refused after it was done
+        delete = nnnorm.index.CorrectedIndex.delete
 
+        def refuse(index, ids):
+            if len(ids) > 1:
+                delete(index, ids[:1])
+            raise NNNormError("these items can't be deleted")
 
-def memory():
-    """More memory than any small file needs."""
-    _before_every_opening(lambda: np.ones(2**28).sum())
+        nnnorm.index.CorrectedIndex.delete = refuse
+    else:
+        opened = nnnorm.cli.core.open_embeddings
 
+        def open_embeddings(*arguments, **options):
+            _BEFORE[fault]()
+            return opened(*arguments, **options)
 
-def silent():
-    """NaN that passes."""
-    measured = nnnorm.embeddings.measure_rows
-
-    def measure_rows(block, *arguments):
-        return measured(np.where(np.isfinite(block), block, np.float32(1)), *arguments)
-
-    nnnorm.embeddings.measure_rows = measure_rows
-
-
-def leftovers():
-    """A file beside the inputs."""
-    _before_every_opening(lambda: open(".nnnorm-0f.tmp", "w").close())
-
-
-def refused():
-    """A name that is not understood."""
-
-    def act():
-        if any(re.search(r"[^\w.-]", name, re.ASCII) for name in os.listdir()):
-            raise NNNormError("this name can't be read")
-
-    _before_every_opening(act)
-
-
-def unclear():
-    """An exit code that means nothing."""
-
-    def act():
-        raise SystemExit(5)
-
-    _before_every_opening(act)
-
-
-def half_done():
-    """A deletion that is refused after it was done."""
-    delete = nnnorm.index.CorrectedIndex.delete
-
-    def refuse(index, ids):
-        if len(ids) > 1:
-            delete(index, ids[:1])
-        raise NNNormError("these items can't be deleted")
-
-    nnnorm.index.CorrectedIndex.delete = refuse
+        nnnorm.cli.core.open_embeddings = open_embeddings

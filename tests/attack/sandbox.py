@@ -206,9 +206,9 @@ def _bound(request):
 def _perform(request, command):
     if request["call"] == "command":
         if request["planted"]:
-            from tests.attack import planted
+            from tests.attack.planted import plant
 
-            getattr(planted, request["planted"])()
+            plant(request["planted"])
         command(request["arguments"], prog_name="nnnorm")
         return
     module, function = request["call"]

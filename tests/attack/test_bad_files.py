@@ -48,20 +48,6 @@ def test_a_truth_that_is_no_list_is_refused(tmp_path, gallery, text):
     assert run("evaluate", *options).exit_code != 0
 
 
-def test_a_truth_in_a_table_is_answered_with_what_to_do(tmp_path):
-    (tmp_path / "truth.csv").write_text("query,item\n0,1\n")
-    with pytest.raises(NNNormError, match=r"must end in \.npy or \.json") as told:
-        read_truth(tmp_path / "truth.csv")
-    assert "pickle" not in str(told.value)
-
-
-def test_a_column_of_lists_is_answered_with_stack():
-    column = np.empty(2, dtype=object)
-    column[:] = [[1.0, 0.0], [0.0, 1.0]]
-    with pytest.raises(NNNormError, match=r"numpy\.stack"):
-        open_embeddings(column)
-
-
 def test_embeddings_whose_products_vanish_are_refused_unless_normalized():
     rows = 1e-25 * np.eye(3)
     with pytest.raises(NNNormError, match="too small for float32"):

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from nnnorm import NNN, Bias, NNNormError, search
+from nnnorm import Bias, NNNormError
 from nnnorm.evaluation import audit
 from tests.made import make_visogender
 
@@ -64,16 +64,6 @@ def test_visogender_after_the_correction_is_what_counting_by_hand_gives(visogend
         assert line.after.mean == pytest.approx(float(value)), metric
         assert line.change.mean == pytest.approx(line.after.mean - line.before.mean)
         assert line.change.low <= line.change.mean <= line.change.high
-
-
-def test_a_fitted_correction_is_used_as_it_is(visogender, rng):
-    references = rng.normal(size=(40, 23))
-    references /= np.linalg.norm(references, axis=1, keepdims=True)
-    bias = NNN(16, 0.75).fit(visogender.gallery, references)
-    found = run(visogender, bias)
-    ranking = search(visogender.queries, visogender.gallery, bias, k=6)
-    men = np.array(visogender.genders)[ranking.indices] == "masculine"
-    np.testing.assert_allclose(found.after["bias@6"], (2 * men.sum(axis=1) - 6) / 6)
 
 
 def test_a_search_that_mirrors_the_target_has_no_skew_and_a_fair_one_no_bias():

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from nnnorm import NNNormError
 from nnnorm.errors import NNNormWarning
 from nnnorm.evaluation.comparison import Task, compare
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
@@ -115,23 +114,6 @@ def test_the_test_queries_have_no_say_in_the_choice(task, validation, bank):
     assert one.results[1].recall_at_1 != other.results[1].recall_at_1
 
 
-@pytest.mark.filterwarnings("ignore:.* sampled references are rows of gallery")
-def test_where_every_correction_does_harm_a_method_stands_for_no_correction():
-    task = Task(np.eye(60), np.eye(60), np.arange(60))
-    none, csls = run(task, task, 1000 * np.eye(60)[:30], methods=["csls"]).results
-    assert (csls.method, csls.params) == ("csls", {})
-    assert csls.recall_at_1 == none.recall_at_1 == 1
-    assert csls.gain.includes_zero
-
-
-def test_a_bank_may_be_a_file(tmp_path, task, validation, bank):
-    np.save(tmp_path / "bank.npy", bank)
-    from_file, from_memory = (
-        run(task, validation, source, methods=["csls"]) for source in (tmp_path / "bank.npy", bank)
-    )
-    assert from_file == from_memory
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("select", ["one-standard-error", "max"])
 def test_without_validation_each_fold_has_the_setting_that_the_others_choose(task, bank, select):
@@ -156,16 +138,3 @@ def test_without_validation_each_fold_has_the_setting_that_the_others_choose(tas
 
 
 # --- bad input -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"methods": "nnn"}, "methods must be 'all' or a list of names; got 'nnn'"),
-        ({"methods": ["dualis"]}, "method dualis needs a gallery bank"),
-        ({"methods": ["nnn"], "select": "best"}, "select must be 'one-standard-error' or 'max'"),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(task, validation, bank, options, words):
-    with pytest.raises(NNNormError, match=words):
-        run(task, validation, bank, **options)

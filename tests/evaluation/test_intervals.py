@@ -90,15 +90,6 @@ def test_clusters_widen_the_interval_when_captions_of_an_image_go_together(rng):
     assert 1.7 < width(clustered) / width(alone) < np.sqrt(5) + 0.1
 
 
-def test_pairing_narrows_the_interval_of_a_difference(rng):
-    before, images = captions(rng, n_images=400)
-    after = np.where(rng.random(2000) < 0.05, 1.0, before)
-    paired = interval_of_difference(after, before, images)
-    unpaired = np.hypot(*(width(interval_of_mean(v, images)) for v in (after, before)))
-    assert width(paired) < 0.5 * unpaired
-    assert paired.mean == pytest.approx(after.mean() - before.mean())
-
-
 def test_a_paired_interval_is_the_interval_of_the_differences(rng):
     before, images = captions(rng)
     after, _ = captions(rng)

@@ -300,17 +300,6 @@ def test_k_must_be_a_whole_number_of_at_least_one(small, k):
             metric(k)
 
 
-def test_bad_truth_and_bad_biases_are_refused_here_too(small):
-    with pytest.raises(NNNormError, match=r"truth names item 23, but there are 23"):
-        evaluate(small.queries, small.gallery, truth=[23] * 11)
-    with pytest.raises(NNNormError, match=r"shape \(11,\), one item per query"):
-        evaluate_ranking(search(small.queries, small.gallery), [0] * 10, n_gallery=23)
-    with pytest.raises(NNNormError, match="weight needs a bias"):
-        evaluate(small.queries, small.gallery, truth=[0] * 11, weight=0.5)
-    with pytest.raises(NNNormError, match="this bias is for a gallery of 2 items"):
-        evaluate(small.queries, small.gallery, Bias(np.ones(2), 1.0, "nnn"), truth=[0] * 11)
-
-
 # --- the averages --------------------------------------------------------------------------------
 
 

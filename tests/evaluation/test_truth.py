@@ -115,6 +115,7 @@ FLAT = "truth must have flat lists of items; query 1 has lists"
         ([[0], [[1], [2, 3]], [3]], FLAT),
         ([[0], np.zeros((2, 2), int), [3]], FLAT),
         ([0, 0], SHAPES + r"2,\)"),
+        ([0] * 5, r"got shape \(5,\). Were queries and gallery swapped\?"),
         ([[0]] * 4, "truth must have 3 lists, one per query; got 4"),
         (np.ones((3, 8)), r"float64 of shape \(3, 8\), which look like embeddings"),
     ],

@@ -312,7 +312,7 @@ def test_lists_that_wait_for_the_scan_keep_no_other_request_waiting(session):
 
 def test_the_commands_of_a_setting_make_its_bias(client):
     found = client.get("/api/search?query=0&reference_k=16&alpha=0.5&center=true").json()
-    fit, search = found["setting"]["commands"]
+    fit, search = (" ".join(one.replace("\\", "").split()) for one in found["setting"]["commands"])
     assert "--references PAST.npy --reference-k 16 --alpha 0.5 --set center=true" in fit
     assert search.startswith("nnnorm search --gallery GALLERY.npy")
 

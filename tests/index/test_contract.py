@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import re
 import threading
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 import nnnorm
 from nnnorm.index import ENGINES as REGISTERED
 from nnnorm.index import CorrectedIndex, build_index, copy_index, open_backend, verify_index
-from nnnorm.index.engines import load_engine
 from nnnorm.index.folder import FolderBackend
 from tests import reference
 from tests.index.engines import (
@@ -370,50 +368,30 @@ def test_a_write_that_fails_is_undone_or_repeated(case, tmp_path, monkeypatch):
         check(case, index.search(made.queries), {*FIRST, *MORE}, 0)
 
 
-class Recorder:
-    """Options that know which of them were read."""
-
-    def __init__(self, options):
-        self.given, self.seen = options, set()
-
-    def __getattr__(self, name):
-        self.seen.add(name)
-        return getattr(self.given, name)
-
-
 @parametrize(CASES)
 def test_an_index_keeps_the_options_that_it_was_created_with(case, tmp_path):
-    """An option that a build reads names the place, or is of this call, or is stored."""
-    backend, (rows, given) = open_backend(case.at(tmp_path)), arguments(FIRST)
-    recorder = backend.options = Recorder(backend.options)
-    with build_index(backend, rows, world().correctors[0], **given) as index:
-        of_the_call = {"table", "collection", "host", "options", "threads"}
-        assert recorder.seen <= {*backend.created_by} | of_the_call
-        backend.options = recorder.given
-        place = getattr(backend, "_client", None) or backend.place
-        if place:
+    with build(case, tmp_path) as index:
+        backend, of_the_call = index.backend, ("table", "collection", "host", "options", "threads")
+        if place := getattr(backend, "_client", None) or backend.place:
             named = {name: getattr(backend.options, name, None) for name in of_the_call}
             again = type(backend)(place, **{name: own for name, own in named.items() if own})
-            assert CorrectedIndex(again).backend.created == index.backend.created
+            assert CorrectedIndex(again).backend.created == backend.created
             assert (again.is_exact, again.metric) == (backend.is_exact, backend.metric)
 
 
 @parametrize(CASES)
 def test_an_index_that_calls_itself_exact_finds_all_with_the_narrowest_search(case, tmp_path):
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(3000, DIM)).astype(np.float32)
+    rows = np.random.default_rng(0).normal(size=(3000, DIM)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    made, url = world(), case.at(tmp_path)
+    made, backend = world(), open_backend(case.at(tmp_path))
     narrow = {
         one.name: one.metadata["bounds"][0]
-        for one in dataclasses.fields(load_engine(case.engine).options_type)
+        for one in dataclasses.fields(backend.options)
         if one.name in ("links", "ef", "ef_construction", "probes")
     }
-    kept = re.sub(rf"[&?]({'|'.join(narrow)})=\d+", "", url) if narrow else url
-    for name, least in narrow.items():
-        kept += f"{'&' if '?' in kept else '?'}{name}={least}"
-    with build_index(kept, rows, made.correctors[0]) as index:
-        if index.backend.is_exact:
+    if backend.is_exact:
+        backend.options = dataclasses.replace(backend.options, **narrow)
+        with build_index(backend, rows, made.correctors[0]) as index:
             assert verify_index(index, made.queries).recall == 1
 
 

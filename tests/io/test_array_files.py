@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from nnnorm.embeddings import open_embeddings
-from nnnorm.errors import NNNormError
-from tests.io.matrices import VALUES, bases, refusal, save_shards
+from tests.io.matrices import VALUES, refusal, save_shards
 
 # Files that are refused
 
@@ -44,14 +43,6 @@ def test_a_text_taken_for_a_path_is_refused():
     caption = "a dog that runs on the beach " * 200
     assert refusal(caption) == "can't be opened (File name too long); check the path"
     assert refusal("a\0b") == "can't be opened (embedded null byte); check the path"
-
-
-@pytest.mark.skipif(os.name != "posix", reason="the wording is POSIX's")
-def test_a_path_through_a_file_is_refused(tmp_path):
-    (tmp_path / "a.npy").write_bytes(npy_bytes())
-    assert refusal(tmp_path / "a.npy" / "b.npy") == (
-        "can't be opened (Not a directory); check the path"
-    )
 
 
 @pytest.mark.parametrize("file", ["a.npy.gz", "a", "a.NPY", "a.csv"])
@@ -88,21 +79,6 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path, suffix, whole):
     for size in [*range(0, len(whole), 5), len(whole) - 1]:
         path.write_bytes(whole[:size])
         assert_no_such_kind(refusal(path), suffix)
-
-
-@pytest.mark.slow
-@npy_and_npz
-def test_a_damaged_file_is_refused_or_read_but_never_crashes(tmp_path, suffix, whole):
-    path = tmp_path / f"a{suffix}"
-    n_refused = 0
-    for position in range(0, len(whole), 2):
-        wrong = (0xFF ^ whole[position], ord("("), ord("9"))[position % 3]
-        path.write_bytes(whole[:position] + bytes([wrong]) + whole[position + 1 :])
-        try:
-            open_embeddings(path)
-        except NNNormError:
-            n_refused += 1
-    assert n_refused > 0
 
 
 class Trap:
@@ -159,12 +135,6 @@ def test_other_files_beside_the_shards_are_passed_over(tmp_path):
     (tmp_path / "metadata").mkdir()
     (tmp_path / "metadata" / "metadata_0.parquet").write_bytes(b"")
     np.testing.assert_array_equal(open_embeddings(tmp_path), VALUES)
-
-
-def test_shards_are_memory_mapped(tmp_path):
-    save_shards(tmp_path / "img_emb", [VALUES[:3], VALUES[3:]])
-    block = open_embeddings(tmp_path).rows(3, 7)
-    assert any(isinstance(base, np.memmap) for base in bases(block))
 
 
 def test_a_folder_with_both_kinds_is_refused_with_the_choice(tmp_path):

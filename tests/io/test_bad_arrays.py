@@ -4,9 +4,6 @@ Messages are compared word for word, for they are part of the interface: what wa
 arrived, what to do.
 """
 
-import tempfile
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,7 +17,6 @@ from tests.io.matrices import (
     OnlyDLPack,
     patient,
     refusal,
-    save_shards,
     small_blocks,
     torch_tensor,
     whole_numbers,
@@ -173,19 +169,6 @@ def test_the_first_bad_row_is_named_whatever_the_block(bad, n_bytes, form):
         assert f"row {min(bad)} has " in refusal(rows)
 
 
-@patient
-@given(st.integers(0, 19), st.lists(st.integers(1, 6), min_size=1, max_size=4))
-def test_a_bad_row_in_a_late_shard_is_named_by_its_number_in_the_whole(bad, lengths):
-    rows = np.ones((20, 3), dtype=np.float16)
-    rows[bad, 2] = np.nan
-    with tempfile.TemporaryDirectory() as place:
-        borders = [b for b in np.cumsum(lengths) if b < 20]
-        save_shards(Path(place) / "img_emb", np.split(rows, borders))
-        assert refusal(place) == (
-            f"must be finite; row {bad} has NaN in column 2. Remove or re-encode that row"
-        )
-
-
 def test_a_zero_row_is_refused_by_number():
     rows = VALUES.copy()
     rows[[3, 5]] = 0
@@ -193,13 +176,6 @@ def test_a_zero_row_is_refused_by_number():
         "gallery row 3 is all zeros (2 of 7 rows are) and scores 0 with everything; "
         "did the encoding fail? Remove or re-encode such rows"
     )
-
-
-def test_a_zero_row_in_a_late_block_is_refused_by_number():
-    rows = np.ones((1000, 3), dtype=np.float32)
-    rows[987] = -0.0
-    with small_blocks():
-        assert refusal(rows).startswith("gallery row 987 is all zeros (1 of 1000 rows are) ")
 
 
 def test_a_row_whose_squares_underflow_is_no_zero_row():

@@ -94,19 +94,6 @@ def test_a_new_file_holds_what_was_written_and_an_old_one_is_replaced(tmp_path, 
         assert list(tmp_path.iterdir()) == [tmp_path / "new.bin"]
 
 
-def test_the_old_file_stays_readable_until_the_new_one_is_whole(target):
-    seen = []
-
-    def write(file):
-        file.write(NEW)
-        file.flush()
-        seen.append(target.read_bytes())
-
-    write_whole(target, write)
-    assert seen == [OLD]
-    assert target.read_bytes() == NEW
-
-
 def test_two_writers_at_once_never_mix(target):
     def write(file):
         file.write(NEW[:5])

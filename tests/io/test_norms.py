@@ -72,14 +72,6 @@ def test_a_choice_about_norms_silences_the_warning(no_warnings, normalize):
     open_embeddings(3 * VALUES, normalize=normalize)
 
 
-def test_the_warning_of_norms_points_at_the_line_of_the_caller():
-    rows = np.array([[3.0, 4.0], [0.0, 1.0]])
-    for call in (open_embeddings, lambda rows: nnnorm.search(rows, rows, k=1)):
-        with pytest.warns(NNNormWarning) as caught:
-            call(rows)
-        assert {one.filename for one in caught} == {__file__}
-
-
 def test_rows_that_are_normalized_already_can_t_be_opened_raw():
     opened = open_embeddings(2 * np.eye(2), name="gallery", normalize=True)
     assert refusal(opened, normalize=False) == (

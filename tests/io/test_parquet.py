@@ -55,13 +55,6 @@ def test_every_list_type_of_every_float_type_is_read(pa, save, path, lists, floa
     assert opened.parts[0].dtype == floats
 
 
-@pytest.mark.parametrize("group_size", [1, 2, 3, 7, 100])
-@pytest.mark.parametrize("fixed", [False, True])
-def test_row_groups_do_not_show(pa, save, path, group_size, fixed):
-    save(VALUES, pa.list_(pa.float32(), 4 if fixed else -1), row_group_size=group_size)
-    np.testing.assert_array_equal(open_embeddings(path), VALUES)
-
-
 def test_more_rows_than_one_batch_of_the_reader_are_read_in_order(save, path):
     rows = np.arange(1, 140_001, dtype=np.float32).reshape(-1, 2)
     save(rows, row_group_size=66_000)
@@ -175,16 +168,6 @@ def test_a_null_among_the_numbers_is_refused_by_row_and_column(save, path):
     save(rows)
     assert refusal(path) == (
         "must be finite; row 3 has NaN in column 2. Remove or re-encode that row"
-    )
-
-
-@pytest.mark.parametrize("group_size", [2, 100])
-def test_a_row_of_another_length_is_refused_by_number(save, path, group_size):
-    rows = VALUES.tolist()
-    rows[5] = rows[5][:3]
-    save(rows, row_group_size=group_size)
-    assert refusal(path) == (
-        "all rows of 'embedding' must share dim; row 5 has 3 numbers, row 0 has 4"
     )
 
 

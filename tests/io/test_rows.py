@@ -87,15 +87,3 @@ def test_blocks_cover_all_rows_once_and_in_order(sharded, n_bytes, normalize):
     assert all(len(one) >= len(next_one) for (_, one), (_, next_one) in pairwise(blocks))
     assert all(4 * block.size <= max(n_bytes, 4 * opened.dim) for _, block in blocks)
     np.testing.assert_array_equal(np.vstack([block for _, block in blocks]), np.asarray(opened))
-
-
-@patient
-@given(shards(), st.integers(1, 200))
-def test_block_size_changes_neither_values_nor_fingerprint(sharded, n_bytes):
-    parts, whole = sharded
-    expected = open_embeddings(whole, normalize=True)
-    with small_blocks(n_bytes):
-        opened = open_embeddings(reduce(Embeddings.joined, map(open_embeddings, parts)))
-        unit = open_embeddings(opened, normalize=True)
-        assert unit.fingerprint == expected.fingerprint
-        np.testing.assert_array_equal(unit, expected)

@@ -71,16 +71,16 @@ def test_the_plot_has_a_panel_per_k_and_a_dot_per_query(found):
     assert len(after) == 23
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()][-1].startswith("job ")
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["before", "after", "mean before", "mean after"]
+    assert labels == ["before", "mean before", "after", "mean after"]
 
 
-def test_many_queries_are_drawn_as_a_distribution(rng):
+def test_many_queries_are_drawn_without_their_names(rng):
     many = audit(
         rng.normal(size=(100, 6)), rng.normal(size=(30, 6)), groups=["a", "b"] * 15, ks=[5]
     )
     (axes,) = plot_audit(many).axes
     assert axes.get_ylabel() == "queries"
-    assert sum(axes.patches[0].get_data().values) == 100
+    assert len(axes.collections[0].get_offsets()) == 100
 
 
 def test_three_groups_are_drawn_by_their_skew(rng):

@@ -10,18 +10,12 @@ from nnnorm.bank import Bank, describe_times
 from nnnorm.bias import Bias
 from nnnorm.cli.app import command
 from nnnorm.cli.inputs import read_groups, read_settings
-from nnnorm.cli.output import (
-    Answer,
-    Facts,
-    answer_ranking,
-    print_note,
-    show_progress,
-)
+from nnnorm.cli.output import Answer, Facts, answer_ranking, show_progress
 from nnnorm.commands import write_command
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import describe_size, describe_unique
 from nnnorm.embeddings import open_embeddings
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, warn
 from nnnorm.files import kind_of_record
 from nnnorm.input_checks import describe_reliability
 from nnnorm.methods import MethodName, describe_setting, label_method, make_method
@@ -72,7 +66,7 @@ def fit(
         corrector.save(save_corrector)
     bias.save(output)
     if not bias.correction.any() and not bias.gates:
-        print_note(f"Note: nothing will be corrected: {_why_nothing(bias)}")
+        warn(f"nothing will be corrected: {_why_nothing(bias)}")
     about = {**_about_bias(bias), "corrector": save_corrector and str(save_corrector)}
     used = {"gallery": gallery, "queries": "QUERIES", "bias": output, "normalize": normalize}
     commands = [write_command("search", used)]
@@ -118,7 +112,6 @@ def search(
     if run_file is not None:
         named = asked.ids if query_ids is None else read_ids(query_ids)
         nnnorm.evaluation.write_run(run_file, ranking, query_ids=named)
-        print_note(f"The run file is {run_file}")
     return answer_ranking(ranking, output, about, corrected=loaded is not None)
 
 
@@ -162,8 +155,6 @@ def describe_bias(bias: Bias, path: Path) -> Facts:
         facts["popularity"] = f"{weight:g}·log(1 + clicks), of {n_clicks:,} clicks"
     if "reliability" in params:
         facts["reliability"] = describe_reliability(params["reliability"], n_unique or 0)
-    if "density" in params:
-        facts["density"] = f"{params['density']:.2f} (agreement with how close items are)"
     if "solver" in params:
         quality = f", quality {params['quality']}" if "quality" in params else ""
         facts["solver"] = f"{params['solver']}{quality}"
@@ -294,13 +285,8 @@ def _describe_embeddings(file: Path) -> Answer:
     low, high = opened.norm_range
     is_unit = abs(low - 1) < 0.005 and abs(high - 1) < 0.005
     meaning = "inner products are cosines" if is_unit else "for cosine use --normalize"
-    about = {
-        "n_rows": len(opened),
-        "dim": opened.dim,
-        "ids": opened.ids is not None,
-        "norms": {"min": low, "max": high},
-        "fingerprint": opened.fingerprint,
-    }
+    about = {"n_rows": len(opened), "dim": opened.dim, "fingerprint": opened.fingerprint}
+    about |= {"ids": opened.ids is not None, "norms": {"min": low, "max": high}}
     facts = {
         "ids": None if opened.ids is None else f"one per row, such as {opened.ids[0]}",
         "norms": f"{low:.4g} to {high:.4g}: {meaning}",

@@ -3,26 +3,19 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from nnnorm import datasets
+from nnnorm import datasets, encoders
 from nnnorm.cli.app import command
 from nnnorm.cli.inputs import split_column
 from nnnorm.cli.options import FOLDER
-from nnnorm.cli.output import Answer, Facts, print_note, show_progress
+from nnnorm.cli.output import Answer, Facts, show_progress
 from nnnorm.commands import write_command
-from nnnorm.encoders import (
-    Dtype,
-    Encoder,
-    Library,
-    Modality,
-    check_inputs,
-    encode_to_folder,
-    list_inputs,
-    load_encoder,
-)
-from nnnorm.errors import NNNormError
+from nnnorm.encoders import Encoder, Modality
+from nnnorm.errors import NNNormError, warn
 from nnnorm.files import make_folder, write_whole
+
+_SHOWN = ("folder", "n_rows", "dim", "dtype", "n_resumed", "n_texts_cut", "model", "normalization")
 
 
 @command(
@@ -38,10 +31,10 @@ def encode(
     audio: Path | None = None,
     beir: Path | None = None,
     split: str = "test",
-    library: Library | None = None,
+    library: encoders.Library | None = None,
     revision: str | None = None,
     device: str = "auto",
-    dtype: Dtype = "float32",
+    dtype: encoders.Dtype = "float32",
     batch_size: int = 32,
 ) -> Answer:
     """Encode images, texts or sounds as embeddings with a model."""
@@ -49,73 +42,55 @@ def encode(
     given = {modality: source for modality, source in sources.items() if source is not None}
     if bool(given) == (beir is not None):
         raise NNNormError("pass --images, --texts and --audio, any of them, or else --beir")
-    found = None if beir is None else datasets.read_beir(beir, split)
-    wanted: dict[Modality, Sequence[Any]] = {}
+    parts: dict[str, _Part] = {}
     for modality, source in given.items():
         table, column = split_column(source)
-        wanted[modality] = list_inputs(table, modality, column)
+        parts[modality] = _Part(modality, encoders.list_inputs(table, modality, column), output)
+    if beir is not None:
+        read = datasets.read_beir(beir, split)
+        queries = f"queries-{split}"
+        parts["corpus"] = _Part("texts", read.documents, output / "corpus", read.document_ids)
+        parts[queries] = _Part("texts", read.queries, output / queries, read.query_ids)
     options: dict[str, Any] = {"library": library, "revision": revision}
     with show_progress(f"Loading {model}"):
-        encoder = load_encoder(model, device=device, dtype=dtype, **options)
-    if found:
-        return _encode_beir(encoder, found, split, output, batch_size)
-    for modality in wanted:
-        encoder.check_modality(modality)
-    written = {
-        modality: _run(encoder, modality, items, output, batch_size)
-        for modality, items in wanted.items()
-    }
-    shown = [_show(f"Embeddings of {modality}", about) for modality, about in written.items()]
-    others = [modality for modality in written if modality != "texts"]
+        encoder = encoders.load_encoder(model, device=device, dtype=dtype, **options)
+    for part in parts.values():
+        encoder.check_modality(part.modality)
+    written = {name: _run(encoder, part, batch_size) for name, part in parts.items()}
+    shown = [
+        Facts(f"Embeddings of {name}", {fact: about[fact] for fact in _SHOWN if fact in about})
+        for name, about in written.items()
+    ]
     commands = []
-    if others and "texts" in written:
-        files = {"gallery": written[others[0]]["folder"], "queries": written["texts"]["folder"]}
+    folders = [about["folder"] for name, about in written.items() if name != "texts"]
+    if beir is not None:
+        files = {"gallery": folders[0], "queries": folders[1], "qrels": read.qrels}
+        commands = [write_command("evaluate", files)]
+    elif folders and "texts" in written:
+        files = {"gallery": folders[0], "queries": written["texts"]["folder"]}
         commands = [write_command("check", files)]
     return Answer(written, shown, commands)
 
 
-def _encode_beir(
-    encoder: Encoder, found: datasets.Beir, split: str, output: Path, batch_size: int
-) -> Answer:
-    """Encode the documents, and the queries of a split, each into a folder of its own."""
-    sides = {
-        "corpus": (found.documents, found.document_ids),
-        f"queries-{split}": (found.queries, found.query_ids),
-    }
-    written = {
-        name: _run(encoder, "texts", texts, output / name, batch_size, ids)
-        for name, (texts, ids) in sides.items()
-    }
-    shown = [_show(f"{found.name}, {name}", about) for name, about in written.items()]
-    gallery, queries = (about["folder"] for about in written.values())
-    files = {"gallery": gallery, "queries": queries, "qrels": found.qrels}
-    return Answer(written, shown, [write_command("evaluate", files)])
+class _Part(NamedTuple):
+    """Items of one modality, the folder for their embeddings, and their ids."""
+
+    modality: Modality
+    items: Sequence[Any]
+    folder: Path
+    ids: Sequence[str] | None = None
 
 
-def _show(title: str, about: dict[str, Any]) -> Facts:
-    names = ("folder", "n_rows", "dim", "dtype", "n_resumed", "n_texts_cut", "model")
-    kept = (*names, "normalization")
-    return Facts(title, {name: about[name] for name in kept if name in about})
-
-
-def _run(
-    encoder: Encoder,
-    modality: Modality,
-    items: Sequence[Any],
-    output: Path,
-    batch_size: int,
-    ids: Sequence[str] | None = None,
-) -> dict[str, Any]:
-    """Encode the items of one modality."""
-    left = "finished work is kept: the same command continues it"
-    with show_progress(f"Encoding {len(items):,} {modality}", left) as progress:
-        done = encode_to_folder(
-            encoder, modality, items, output, ids=ids, batch_size=batch_size, progress=progress
-        )
+def _run(encoder: Encoder, part: _Part, batch_size: int) -> dict[str, Any]:
+    """Encode the items of a part."""
+    left, n_items = "finished work is kept: the same command continues it", len(part.items)
+    options: dict[str, Any] = {"ids": part.ids, "batch_size": batch_size}
+    with show_progress(f"Encoding {n_items:,} {part.modality}", left) as options["progress"]:
+        done = encoders.encode_to_folder(encoder, part.modality, part.items, part.folder, **options)
     if n_cut := done.about.get("n_texts_cut"):
-        print_note(
-            f"Note: {n_cut} of {len(items)} texts are longer than the {encoder.context} tokens "
-            f"that {encoder.name} reads; they were cut"
+        warn(
+            f"{n_cut} of {n_items} texts are longer than the {encoder.context} tokens that "
+            f"{encoder.name} reads; they were cut"
         )
     return {"folder": str(done.folder), "n_resumed": done.n_resumed, **done.about}
 
@@ -150,7 +125,7 @@ def dataset(
     if os.path.realpath(main) in map(os.path.realpath, files):
         raise NNNormError(f"{main} is an input and would be overwritten; choose another -o")
     with show_progress("Checking images") as progress:
-        problems = check_inputs(found.images, skip=skip_broken, progress=progress)
+        problems = encoders.check_inputs(found.images, skip=skip_broken, progress=progress)
     broken = [f"{found.images[problem.row]}\t{problem.reason}\n" for problem in problems]
     found = found.without_images([problem.row for problem in problems])
     written = datasets.save_pairs(found, make_folder(output))
@@ -158,7 +133,7 @@ def dataset(
         skipped = output / f"{found.name}-skipped.txt"
         write_whole(skipped, lambda file: file.write("".join(broken).encode()))
         n_skipped = "1 image is" if len(broken) == 1 else f"{len(broken):,} images are"
-        print_note(f"Note: {n_skipped} left out; see {skipped}")
+        warn(f"{n_skipped} left out; see {skipped}")
         written += (skipped,)
     about: dict[str, Any] = {
         "n_images": len(found.images),

@@ -35,13 +35,14 @@ def _read_task(
     """Open a search and its right items; qrels name them by ids, and may leave out queries."""
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
+    given = read_ids(query_ids), read_ids(ids)  # files are checked even if only qrels need them
     if truth is None or truth.suffix in _NO_QRELS:
         if query_ids is not None:
             raise NNNormError("--query-ids are for qrels; leave them out")
         return items, asked, None if truth is None else evaluation.read_truth(truth)
     named = [
-        next(some for some in (read_ids(file), side.ids, range(len(side))) if some is not None)
-        for file, side in ((query_ids, asked), (ids, items))
+        next(some for some in (own, side.ids, range(len(side))) if some is not None)
+        for own, side in zip(given, (asked, items), strict=True)
     ]
     if parents is not None:
         named[1] = Documents.open(parents, len(items), items.name).ids
@@ -76,7 +77,7 @@ def check(
     kept = {name: given[name] for name in _CHECK_SETTINGS[:2] if name in given}
     commands = _next_commands(found, files, kept, task)
     about = found.to_dict() | {"next": [" ".join(parts) for parts in commands]}
-    explained = ["", tables.tabulate_check(found)] if explain else []
+    explained = [tables.tabulate_check(found)] if explain else []
     return Answer(about, [found.summary(), *explained], commands)
 
 

@@ -90,9 +90,7 @@ LINES = {
     "alpha": _setting("Weight of the bias, or auto.", "NUMBER"),
     "duplicates": _setting("Near-duplicate past queries.", "drop|keep"),
     "solver": _setting("auto, exact, approximate, torch, cuda or mps.", "NAME"),
-    "settings": _setting(
-        "Any other setting of Python; repeatable.", "NAME=VALUE", flags=("--set",)
-    ),
+    "settings": _setting("Other settings; repeatable.", "NAME=VALUE", flags=("--set",)),
     "select": _setting("one-standard-error, or max.", "RULE"),
     "only": _setting("Filter in the engine's own syntax.", flags=("--filter",)),
     "replace": _setting("Replace items whose ids are in the index."),

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill, indent
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from nnnorm.commands import wrap_command
 from nnnorm.errors import printable, show_url
 
 if TYPE_CHECKING:
@@ -63,8 +66,12 @@ class Answer:
 
 
 def print_note(text: str, keep: str = "") -> None:
-    """Print a note, or an error, on stderr."""
-    typer.echo(clean(text, keep), err=True)
+    """Print a note, or an error, on stderr, without breaking words of a terminal's line."""
+    text = clean(text, keep)
+    if sys.stderr.isatty() and not keep:
+        width = get_terminal_size().columns
+        text = fill(text, width, break_long_words=False, break_on_hyphens=False)
+    typer.echo(text, err=True)
 
 
 def deliver(answer: Answer, as_json: bool, report: Path | None) -> None:
@@ -78,7 +85,7 @@ def deliver(answer: Answer, as_json: bool, report: Path | None) -> None:
     if answer.next:
         typer.echo("\nNext:")
         for parts in answer.next:
-            print_command(parts)
+            typer.echo(indent(wrap_command(list(map(clean, parts)), _COLUMNS - 2), "  "))
 
 
 def _write_report(answer: Answer, folder: Path) -> None:
@@ -102,10 +109,11 @@ def _write_report(answer: Answer, folder: Path) -> None:
 
 def print_parts(parts: Sequence[Any]) -> None:
     """Print tables, facts and paragraphs in turn."""
-    for part in parts:
+    for number, part in enumerate(parts):
         if isinstance(part, str):
             _console().print(clean(part, keep="\n"))
         else:
+            typer.echo("\n" * (number > 0), nl=False)
             part.print()
     print(end="", flush=True)  # what comes next may take long
 
@@ -114,19 +122,6 @@ def _console() -> Any:
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
-
-
-# --- commands to run next ------------------------------------------------------------------------
-
-
-def print_command(parts: Sequence[str]) -> None:
-    """Print a command, in several lines that a shell takes as one if it is long."""
-    rows = [f"  {parts[0]}"]
-    for part in map(clean, parts[1:]):
-        if len(rows[-1]) + len(part) + len("  \\") > _COLUMNS:
-            rows.append("     ")
-        rows[-1] += f" {part}"
-    typer.echo(" \\\n".join(rows))
 
 
 # --- progress ------------------------------------------------------------------------------------

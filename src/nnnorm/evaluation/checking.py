@@ -9,7 +9,7 @@ those of `evaluate`, `tune` and `compare`.
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -20,17 +20,18 @@ from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
-from nnnorm.errors import quiet
+from nnnorm.errors import quiet, warn
 from nnnorm.evaluation.clusters import FAR_APART, find_clusters
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
 from nnnorm.evaluation.metrics import Evaluation, evaluate, open_truth, warn_of_overlap
 from nnnorm.evaluation.results import Interval, Record
-from nnnorm.evaluation.tuning import try_settings
+from nnnorm.evaluation.tuning import Trial
 from nnnorm.files import Progress
 from nnnorm.input_checks import (
     FEW_QUERIES,
     LIKE_ITEMS,
     MISMATCH_WARNING_Z,
+    hint_of_swap,
     mismatch_z,
     warn_of_items,
 )
@@ -155,7 +156,8 @@ class Check(Record):
         return f"Check({self.verdict!r}, hubs {self.hubs.severity}, {sizes})"
 
     def __str__(self) -> str:
-        return "\n".join([self.summary(), *_labeled("Next", self.next)])
+        lines = [f"{'' if place else 'Next':14}{line}" for place, line in enumerate(self.next)]
+        return "\n".join([self.summary(), *lines])
 
     def summary(self) -> str:
         """Return the report without the next lines, in 80 columns."""
@@ -167,10 +169,9 @@ class Check(Record):
         }
         if self.mixed is not None:
             texts["Groups"] = self._tell_groups(self.mixed)
-        wrapped = {
-            label: textwrap.wrap(text, 66, break_on_hyphens=False) for label, text in texts.items()
-        }
-        lines = [line for one in wrapped.items() for line in _labeled(*one)]
+        look: dict[str, Any] = {"subsequent_indent": 14 * " ", "break_on_hyphens": False}
+        labeled = {f"{label:14}": text for label, text in texts.items()}
+        lines = [textwrap.fill(text, 80, initial_indent=i, **look) for i, text in labeled.items()]
         return "\n".join(lines).replace(_UNBROKEN, " ")
 
     def _tell_verdict(self) -> str:
@@ -270,11 +271,6 @@ class Check(Record):
                 f"{self.n_queries:,}."
             )
         return text
-
-
-def _labeled(label: str, lines: Iterable[str]) -> list[str]:
-    """Lines to the right of a label."""
-    return [f"{'' if place else label:14}{line}" for place, line in enumerate(lines)]
 
 
 def _tell_gain(gain: Interval) -> str:
@@ -388,6 +384,8 @@ def check(
         bias = NNN().fit(items, bank, groups=groups, **fit, **run)
     z = mismatch_z(bank, asked if right is None else asked.subset(right.one_per_cluster))
     with_items = not allow_gallery_rows and warn_of_items(bank, items, asked)
+    if z > MISMATCH_WARNING_Z and (hint := hint_of_swap(items, asked)):
+        warn(f"{bank.name} do not look like the queries{hint}")
     corrected, hits = look(bias)
     automatic = Measured(bias.method, dict(bias.params), **measure(corrected, hits))
     expectation, reasons = _expect(bias, automatic.moved, z, with_items)
@@ -414,7 +412,7 @@ def check(
         with quiet():  # of what was warned of above
             used = drop_copies(bank, duplicates, progress)
         labeled = open_groups(groups, len(items))
-        trial = try_settings([NNN().name], items, used, None, asked, right, groups=labeled, **run)
+        trial = Trial([NNN().name], items, used, None, asked, right, groups=labeled, **run)
         number = trial.choose("one-standard-error")
         crossed = trial.cross_fit("one-standard-error", seed=seed)
         best = trial.settings[number]

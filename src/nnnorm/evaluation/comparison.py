@@ -18,7 +18,7 @@ from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
 from nnnorm.evaluation.metrics import Evaluation, evaluate, open_task, open_truth, warn_of_overlap
 from nnnorm.evaluation.results import Interval, Record, binomial_half_width
-from nnnorm.evaluation.tuning import Select, check_choice, open_gallery_bank, try_settings
+from nnnorm.evaluation.tuning import Select, Trial, check_choice, open_gallery_bank
 from nnnorm.files import Progress
 from nnnorm.methods import NO_CORRECTION, Grid, MethodName, Statistics
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
@@ -164,7 +164,7 @@ def compare(
     used = drop_copies(bank, duplicates, progress)
     banks = used, open_gallery_bank(gallery_references, normalize)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    trial = try_settings(names, tuned_in, *banks, tuned_on, known, grids=grids, **options)
+    trial = Trial(names, tuned_in, *banks, tuned_on, known, grids=grids, **options)
     chosen = [trial.settings[trial.choose(select, name)] for name in names]
     statistics = trial.statistics
     if tuned_in.fingerprint != items.fingerprint:

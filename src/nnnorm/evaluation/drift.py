@@ -8,7 +8,6 @@ refit. The verdict depends on the first two.
 
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,8 +40,9 @@ _SOON_AGREEMENT, _NOW_AGREEMENT = 0.6, 0.3
 _LEAST_AGREEING, _LEAST_RELIABLE = 128, 0.2
 # With 16 queries z misses a quarter of all mismatched banks, with 32 one in twenty.
 _FEW_QUERIES = 32
-# Of a longer log, this many evenly spaced queries are used; more wouldn't change a verdict.
-_MOST_QUERIES = 4096
+# Of a longer log so many queries, evenly spaced, are compared with the bank, since more would not
+# change a verdict, and so many are searched: the share of hubs depends on their number.
+_MOST_COMPARED, _MOST_SEARCHED = 4096, 2**15
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,11 @@ def measure_drift(
 ) -> Drift:
     """Measure whether a corrector, or its file, still matches today's queries."""
     corrector = open_corrector(corrector)
-    asked = corrector.open(queries, "queries")
-    if len(asked) > _MOST_QUERIES:
-        asked = asked.subset(np.linspace(0, len(asked) - 1, _MOST_QUERIES).astype(np.int64))
+    given = corrector.open(queries, "queries")
+    asked, some = (
+        given.subset(np.linspace(0, len(given) - 1, min(len(given), most)).astype(np.int64))
+        for most in (_MOST_SEARCHED, _MOST_COMPARED)
+    )
     if gallery is None:
         if groups is not None:
             raise NNNormError("groups are the labels of a gallery; pass gallery too")
@@ -91,27 +93,33 @@ def measure_drift(
         groups = corrector.sample_groups or None
     else:
         items = corrector.open(gallery, "gallery")
-    z = _measure_z(corrector.bank, asked)
+    z = _measure_z(corrector.bank, some)
+    k = places_to_count(len(asked), len(items))
+
+    def hub_share(*parts: tuple[Embeddings, Bias | None]) -> float:
+        """Share of the hits that go to hubs, each part of the queries searched with its bias."""
+        hits = [search(part, items, bias, k=k).indices for part, bias in parts]
+        return measure_hubness(count_occurrences(np.concatenate(hits), len(items))).hub_occurrence
+
     with quiet():
         old = corrector.bias_for(items, groups=groups)
-        agreement = _agreement(corrector, old, items, asked)
-        halves = np.array_split(np.random.default_rng(0).permutation(len(asked)), 2)
+        agreement = _agreement(corrector, old, items, some)
         refitted = None
         if len(asked) >= _FEW_QUERIES:
             # Each half of the queries is searched with the biases from the other half.
-            known = [asked.subset(half) for half in halves[::-1]]
+            halves = np.array_split(np.random.default_rng(0).permutation(len(asked)), 2)
+            known = [asked.subset(half[: _MOST_COMPARED // 2]) for half in halves[::-1]]
             biases = [_refit(corrector, half, items, groups) for half in known]
-            refitted = _hub_share(asked, items, list(zip(halves, biases, strict=True)))
-    every = np.arange(len(asked))
+            refitted = hub_share(*zip(map(asked.subset, halves), biases, strict=True))
     verdict, reasons = _judge(z, agreement)
     return Drift(
         verdict=verdict,
         reasons=reasons,
         z=z,
-        mean_shift=_mean_shift(corrector.bank, asked),
+        mean_shift=_mean_shift(corrector.bank, some),
         agreement=agreement,
-        hub_share=_hub_share(asked, items, [(every, old)]),
-        hub_share_uncorrected=_hub_share(asked, items, [(every, None)]),
+        hub_share=hub_share((asked, old)),
+        hub_share_uncorrected=hub_share((asked, None)),
         hub_share_refitted=refitted,
         n_queries=len(asked),
         n_references=len(corrector.bank),
@@ -162,15 +170,6 @@ def _agreement(
         return None
     r = np.corrcoef(old.values, new.values)[0, 1]
     return float(np.clip(r / np.sqrt(reliability), -1, 1))
-
-
-def _hub_share(
-    queries: Embeddings, items: Embeddings, biases: Sequence[tuple[Any, Bias | None]]
-) -> float:
-    """Share of the hits that go to hubs, each part of the queries searched with its bias."""
-    k = places_to_count(len(queries), len(items))
-    hits = [search(queries.subset(part), items, bias, k=k).indices for part, bias in biases]
-    return measure_hubness(count_occurrences(np.concatenate(hits), len(items))).hub_occurrence
 
 
 def _refit(

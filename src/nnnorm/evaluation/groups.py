@@ -165,7 +165,7 @@ def audit(
 
     def measure(some: Bias | None) -> dict[str, FloatArray]:
         ranking = search(asked, items, some, k=max(all_ks), **run)
-        found = measure_groups(ranking, groups, ks=ks, target=shares, difference=difference)
+        found = measure_groups(ranking, groups, ks, shares, difference)
         if labels is not None:
             is_right = item_labels[ranking.indices] == wanted[:, None]
             found |= {f"precision@{k}": is_right[:, :k].mean(axis=1) for k in _PRECISION_KS}
@@ -202,7 +202,6 @@ def _open_target(target: Target, groups: Any, kinds: tuple[str, ...]) -> dict[st
 def measure_groups(
     ranking: Ranking,
     groups: Sequence[str],
-    *,
     ks: Sequence[int],
     target: Mapping[str, float],
     difference: tuple[str, str] | None = None,

@@ -14,7 +14,7 @@ one random item, because the item isn't the reason why they agree.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from nnnorm.dedup import NEAR_COPY, Duplicates, as_units
 from nnnorm.embeddings import Embeddings, IntArray, Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.metrics import Truth, open_truth, warn_of_mismatched_bank, warn_of_overlap
-from nnnorm.evaluation.results import Record
+from nnnorm.evaluation.results import FloatArray, Record
 from nnnorm.files import Progress
 from nnnorm.input_checks import LIKE_ITEMS
 from nnnorm.methods import NNN, open_references
@@ -33,7 +33,6 @@ from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.tables import check_ids
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 Severity = Literal["none", "mild", "moderate", "severe"]
 
 # A robust z-score beyond this is an outlier, by Iglewicz and Hoaglin's rule of thumb.

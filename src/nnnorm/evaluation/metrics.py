@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,8 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import hash_rows
 from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, IntArray, Source, check_same_dim, open_embeddings
-from nnnorm.errors import NNNormError, warn
-from nnnorm.evaluation.results import Interval, interval_of_difference
+from nnnorm.errors import NNNormError, check_count, warn
+from nnnorm.evaluation.results import FloatArray, Interval, interval_of_difference
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs, warn_of_mismatch
 from nnnorm.methods import open_references
@@ -32,7 +32,6 @@ from nnnorm.ranking import Ranking, iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.tables import read_json
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 # Right items per query up to which each is compared with its row; beyond, the row is sorted.
 _FEW = 16
 
@@ -101,7 +100,21 @@ def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
         queries = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         items = np.concatenate(rows)
     else:
-        queries, items = _open_array(np.asarray(truth), n_queries)
+        array = np.asarray(truth)
+        if array.ndim == 2 and array.dtype.kind == "f" and array.shape[1] > 2:
+            raise NNNormError(
+                f"truth must hold item numbers; got {array.dtype} of shape {array.shape}, which "
+                "look like embeddings. Were the arguments swapped?"
+            )
+        is_pairs = array.ndim == 2 and array.shape[1] == 2
+        if not is_pairs and array.shape != (n_queries,):
+            is_swapped = array.shape == (n_gallery,)
+            raise NNNormError(
+                f"truth must have shape ({n_queries},), one item per query, or (n_pairs, 2), or be "
+                f"a list of lists; got shape {array.shape}"
+                + (". Were queries and gallery swapped?" if is_swapped else "")
+            )
+        queries, items = array.T if is_pairs else (np.arange(n_queries), array)
     return make_truth(queries, items, n_queries, n_gallery, grades)
 
 
@@ -110,22 +123,6 @@ def _row(right: Any) -> npt.NDArray[Any]:
         return np.asarray(right)
     except ValueError:  # lists of several lengths
         return np.empty((0, 0))
-
-
-def _open_array(array: npt.NDArray[Any], n_queries: int) -> tuple[Any, Any]:
-    if array.ndim == 2 and array.dtype.kind == "f" and array.shape[1] > 2:
-        raise NNNormError(
-            f"truth must hold item numbers; got {array.dtype} of shape {array.shape}, which "
-            "look like embeddings. Were the arguments swapped?"
-        )
-    if array.ndim == 2 and array.shape[1] == 2:
-        return array[:, 0], array[:, 1]
-    if array.shape != (n_queries,):
-        raise NNNormError(
-            f"truth must have shape ({n_queries},), one item per query, or (n_pairs, 2), or be a "
-            f"list of lists; got shape {array.shape}"
-        )
-    return np.arange(len(array)), array
 
 
 def make_truth(
@@ -164,8 +161,8 @@ def read_truth(path: str | os.PathLike[str]) -> Any:
         raise NNNormError(f"there is no truth file {path}; check the path")
     if file.suffix not in (".npy", ".json"):
         raise NNNormError(
-            f"a truth file must end in .npy or .json; got {path}. Read a table yourself, for "
-            "instance with pandas.read_csv, and save its column of item numbers with numpy.save"
+            f"a truth file must end in .npy or .json; got {path}. Save the item numbers of a table "
+            "with numpy.save"
         )
     if file.suffix == ".npy":
         return np.array(map_npy(file))
@@ -274,8 +271,7 @@ class Evaluation:
 
     def _check_depth(self, k: int) -> int:
         """Return k, at most n_gallery; raise if the ranking is shorter."""
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-            raise NNNormError(f"k must be a whole number of at least 1; got {k!r}")
+        check_count("k", k)
         if min(k, self.n_gallery) > self.depth:
             raise NNNormError(
                 f"this needs the first {k} places, but the ranking holds {self.depth}; "

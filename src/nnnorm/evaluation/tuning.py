@@ -1,6 +1,6 @@
 """Choose a method and its settings on labeled queries, with whole grids in one pass.
 
-`try_settings` scans each bank once, multiplies queries and gallery once, and reads the R@1 of every
+A `Trial` scans each bank once, multiplies queries and gallery once, and reads the R@1 of every
 cell from that. "No correction" is always among the cells. Two ways to choose are always reported:
 the maximum (the paper's way), and the one-standard-error rule, which does not chase noise: of all
 cells within one paired standard error of the best it takes the most usual one (for NNN the nearest
@@ -34,7 +34,6 @@ from nnnorm.methods import (
     NO_CORRECTION,
     Grid,
     MethodName,
-    Statistics,
     describe_setting,
     find_method,
     make_method,
@@ -107,30 +106,65 @@ class Tuning(Record):
         )
 
 
-@dataclass(frozen=True, eq=False)
 class Trial:
     """Every setting of some methods, tried on the same queries; the first is no correction."""
 
-    settings: list[Setting]
-    hits: FloatArray  # (n_settings, n_queries)
-    raw: Evaluation
-    queries: Embeddings
-    gallery: Embeddings
-    options: dict[str, Any]
-    _evaluations: dict[int, Evaluation] = field(default_factory=dict)
+    def __init__(
+        self,
+        methods: Sequence[MethodName],
+        gallery: Embeddings,
+        references: References,
+        gallery_references: Embeddings | None,
+        queries: Embeddings,
+        truth: Truth,
+        *,
+        grids: Mapping[str, Grid] | None = None,
+        groups: Groups | None = None,
+        **options: Any,
+    ) -> None:
+        """Try all settings from one pass over each input."""
+        self.queries, self.gallery, self.options = queries, gallery, options
+        self.clusters = truth.clusters
+        if len(np.unique(self.clusters)) < 2:
+            raise NNNormError("tuning needs queries that ask for two different items at least")
+        named, banks = (NO_CORRECTION, *methods), (references, gallery_references)
+        self.settings = make_settings(named, gallery, *banks, grids=grids, groups=groups, **options)
+        self.statistics = self.settings[0].statistics
+        # A gated setting shares the sweep of its ungated form.
+        ungated = [replace(one.method, **one.method.variants[0].fixed) for one in self.settings]
+        unique = dict(zip(ungated, self.settings, strict=True))
+        corrections = [setting.correction for setting in unique.values()]
+        ranks: list[Any] = []
 
-    def __post_init__(self) -> None:
-        self._evaluations[0] = self.raw
+        def look(start: int, scores: FloatArray) -> None:
+            ranks.append(count_strip(scores, truth, start))
 
-    @property
-    def clusters(self) -> npt.NDArray[np.int64]:
-        """A number per query, shared by those that have the same right item."""
-        return self.raw.truth.clusters
+        swept = sweep_hits(queries, gallery, truth, corrections, look=look, **options)
+        hits_of = dict(zip(unique, swept, strict=True))
+        self.hits = np.stack([hits_of[method] for method in ungated])  # (n_settings, n_queries)
+        self.raw = Evaluation.of_strips(truth, ranks, len(gallery))
+        self._evaluations = {0: self.raw}
+        self._close_gates()
 
-    @property
-    def statistics(self) -> Statistics:
-        """The statistics of the gallery that all settings share."""
-        return self.settings[0].statistics
+    def _close_gates(self) -> None:
+        """Set the hits of queries for which a gate is closed.
+
+        They depend on the parameters of the open gates only, so settings share their evaluations.
+        """
+        shared: dict[tuple[Any, ...], npt.NDArray[Any]] = {}
+        for number, setting in enumerate(self.settings):
+            sets = [self.statistics.activation_set(bank) for bank in setting.method.gated_by]
+            active = [items[self.raw.top1] for items in sets]
+            for pattern in product((True, False), repeat=len(active)):
+                gates = zip(active, pattern, strict=True)
+                rows = np.all([gate == opened for gate, opened in gates], axis=0)
+                if all(pattern) or not rows.any():
+                    continue
+                # The first parameters are those of the gates, in the same order.
+                key = (setting.name, *compress(vars(setting.method).items(), pattern))
+                if key not in shared:
+                    shared[key] = self.evaluation(number).hits(1)
+                self.hits[number, rows] = shared[key][rows]
 
     def choose(
         self,
@@ -139,11 +173,8 @@ class Trial:
         among: npt.NDArray[np.bool_] | slice = slice(None),
     ) -> int:
         """Return the number of the chosen setting, of one or all methods, on some queries."""
-        rows = [
-            number
-            for number, setting in enumerate(self.settings)
-            if number == 0 or method is None or setting.name == method
-        ]
+        named = enumerate(self.settings)
+        rows = [row for row, one in named if row == 0 or method in (None, one.name)]
         hits = self.hits[rows][:, among]
         if select == "max":
             return rows[int(hits.mean(axis=1, dtype=np.float64).argmax())]
@@ -259,7 +290,7 @@ def tune(
     banks = used, open_gallery_bank(gallery_references, normalize)
     labeled = open_groups(groups, len(items))
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    trial = try_settings(names, items, *banks, asked, right, grids=grids, groups=labeled, **options)
+    trial = Trial(names, items, *banks, asked, right, grids=grids, groups=labeled, **options)
     by_rule, by_maximum = trial.choose("one-standard-error"), trial.choose("max")
     chosen = by_rule if select == "one-standard-error" else by_maximum
     crossed = trial.cross_fit(select, seed=seed) if clicks is None else None
@@ -293,63 +324,6 @@ def tune(
         between=None if labeled is None else labeled.between,
         popularity=popularity,
     )
-
-
-def try_settings(
-    methods: Sequence[MethodName],
-    gallery: Embeddings,
-    references: References,
-    gallery_references: Embeddings | None,
-    queries: Embeddings,
-    truth: Truth,
-    *,
-    grids: Mapping[str, Grid] | None = None,
-    groups: Groups | None = None,
-    **options: Any,
-) -> Trial:
-    """Try no correction and every setting of some methods, from one pass over each input."""
-    if len(np.unique(truth.clusters)) < 2:
-        raise NNNormError("tuning needs queries that ask for two different items at least")
-    banks = references, gallery_references
-    named = (NO_CORRECTION, *methods)
-    settings = make_settings(named, gallery, *banks, grids=grids, groups=groups, **options)
-    # A gated setting shares the sweep of its ungated form.
-    ungated = [replace(one.method, **one.method.variants[0].fixed) for one in settings]
-    unique = dict(zip(ungated, settings, strict=True))
-    corrections = [setting.correction for setting in unique.values()]
-    ranks: list[Any] = []
-
-    def look(start: int, scores: FloatArray) -> None:
-        ranks.append(count_strip(scores, truth, start))
-
-    swept = sweep_hits(queries, gallery, truth, corrections, look=look, **options)
-    hits_of = dict(zip(unique, swept, strict=True))
-    hits = np.stack([hits_of[method] for method in ungated])
-    raw = Evaluation.of_strips(truth, ranks, len(gallery))
-    trial = Trial(settings, hits, raw, queries, gallery, options)
-    _close_gates(trial)
-    return trial
-
-
-def _close_gates(trial: Trial) -> None:
-    """Set the hits of queries for which a gate is closed.
-
-    They depend on the parameters of the open gates only, so settings share their evaluations.
-    """
-    shared: dict[tuple[Any, ...], npt.NDArray[Any]] = {}
-    for number, setting in enumerate(trial.settings):
-        method = setting.method
-        active = [trial.statistics.activation_set(bank)[trial.raw.top1] for bank in method.gated_by]
-        for pattern in product((True, False), repeat=len(active)):
-            gates = zip(active, pattern, strict=True)
-            rows = np.all([gate == opened for gate, opened in gates], axis=0)
-            if all(pattern) or not rows.any():
-                continue
-            # The first parameters are those of the gates, in the same order.
-            key = (setting.name, *compress(vars(method).items(), pattern))
-            if key not in shared:
-                shared[key] = trial.evaluation(number).hits(1)
-            trial.hits[number, rows] = shared[key][rows]
 
 
 def check_choice(
@@ -387,19 +361,22 @@ def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[
             choices.append(0)
         else:
             near = [row for row in rows if is_near(hits[best], hits[row], clusters)]
-            far = dict(zip(near, _distances(settings, near, rows), strict=True))
+            far = dict(zip(near, _distances(settings, near, rows).tolist(), strict=True))
             choices.append(min(near, key=lambda row: (far[row], -means[row], row)))
     return max(choices, key=lambda row: (means[row], -row), default=0)
 
 
-def _distances(settings: Sequence[Setting], near: Sequence[int], rows: Sequence[int]) -> Any:
+def _distances(
+    settings: Sequence[Setting], near: Sequence[int], rows: Sequence[int]
+) -> npt.NDArray[np.float64]:
     """Steps of the grid between each near cell and the usual setting: automatic, or the middle."""
     first = settings[near[0]]
     if isinstance(first.method, NNN):
         usual = NNN().resolve(first.statistics)[0]
         ks = np.array([settings[row].params["reference_k"] for row in near])
         weights = np.array([settings[row].method.weight for row in near])
-        return np.abs(np.log2(ks / usual.reference_k)) + np.abs(weights - usual.weight) / 0.125
+        far = np.abs(np.log2(ks / usual.reference_k)) + np.abs(weights - usual.weight) / 0.125
+        return np.asarray(far)
     tried = [settings[row].params for row in rows]
     values = {name: sorted({params[name] for params in tried}) for name in tried[0]}
     spots = np.array([[values[n].index(v) for n, v in settings[r].params.items()] for r in near])

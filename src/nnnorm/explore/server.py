@@ -43,10 +43,9 @@ def _reject(headers: Mapping[str, str], own: str) -> str | None:
     if not _is_ours(host, own.strip("[]")):
         shown = repr(host[:100])
         return f"this explorer does not answer for the host {shown}; open what it printed"
-    if headers.get("origin") not in (None, f"http://{host}", f"https://{host}"):
-        return "this explorer answers its own page only; got a request of another origin"
-    is_elsewhere = headers.get("sec-fetch-site") == "cross-site"
-    if is_elsewhere and headers.get("sec-fetch-mode") != "navigate":
+    is_own = headers.get("origin") in (None, f"http://{host}", f"https://{host}")
+    is_shown = headers.get("sec-fetch-mode") == "navigate"
+    if not is_own or (headers.get("sec-fetch-site") == "cross-site" and not is_shown):
         return "this explorer answers its own page only; got a request of another site"
     if headers.get("upgrade", "").lower() == "websocket":
         return "this explorer answers plain requests only; got a WebSocket"

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import methods
 from nnnorm.bias import Bias
 from nnnorm.dedup import drop_copies
 from nnnorm.embeddings import Embeddings, FloatArray, IntArray, open_embeddings
@@ -28,15 +29,7 @@ from nnnorm.explore.material import Material, Served
 from nnnorm.explore.pictures import Thumbnails
 from nnnorm.explore.projection import project
 from nnnorm.files import Progress
-from nnnorm.methods import (
-    METHOD_NAMES,
-    NNN,
-    InvertedSoftmax,
-    Method,
-    Statistics,
-    find_method,
-    make_method,
-)
+from nnnorm.methods import NNN, InvertedSoftmax, Method, Statistics
 from nnnorm.ranking import measure_confidence, score_matrix
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -46,7 +39,9 @@ _T = TypeVar("_T")
 
 # The methods of the picker: those whose parameters have a control.
 CONTROLS = {"reference_k", "alpha", "center", "weight", "beta"}
-OFFERED = tuple(name for name in METHOD_NAMES if set(find_method(name)[0].symbols) & CONTROLS)
+OFFERED = tuple(
+    name for name in methods.METHOD_NAMES if set(methods.find_method(name)[0].symbols) & CONTROLS
+)
 PLACES = 10
 _KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BETAS = (1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 100.0)
@@ -129,10 +124,10 @@ class Session:
 
     def _prepare(self) -> None:
         """Compute the statistics of all settings of the sliders."""
-        methods: list[Method] = [
+        settings: list[Method] = [
             NNN(k, 1.0, center=center) for k in self.reference_ks for center in (False, True)
         ]
-        self.statistics.prepare([*methods, *(InvertedSoftmax(beta) for beta in _BETAS)])
+        self.statistics.prepare([*settings, *(InvertedSoftmax(beta) for beta in _BETAS)])
         self.statistics.mean_of_all()
         self.statistics.activation_set()
 
@@ -160,7 +155,7 @@ class Session:
         if name == Served.name and served is not None:
             highest = max(MOST_ALPHA, 2 * served.weight)
             return [Knob("weight", "weight", "range", (0.0, highest, ALPHA_STEP), served.weight)]
-        kind = find_method(name)[0]
+        kind = methods.find_method(name)[0]
         usual_k, weight = 10, 0.5
         if kind is NNN:
             usual_k, weight = self.automatic.params["reference_k"], round(self.automatic.weight, 2)
@@ -197,7 +192,7 @@ class Session:
         if name == "nnn" and not given:
             return NNN()
         defaults = {knob.name: knob.default for knob in known.values()}
-        return make_method(name, **{**defaults, **given})
+        return methods.make_method(name, **{**defaults, **given})
 
     @lru_cache(64)
     def bias_for(self, setting: Setting) -> Bias:

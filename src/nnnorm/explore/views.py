@@ -14,20 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm import evaluation
-from nnnorm.commands import write_command, write_fit
+from nnnorm.commands import wrap_command, write_command, write_fit
 from nnnorm.dedup import NEAR_COPY, find_originals
-from nnnorm.embeddings import ScoreMatrix, open_embeddings
+from nnnorm.embeddings import FloatArray, IntArray, ScoreMatrix, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.explore.material import Served
-from nnnorm.explore.session import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    Session,
-    Setting,
-    draw_some,
-    result_of,
-)
+from nnnorm.explore.session import BoolArray, Session, Setting, draw_some, result_of
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
 from nnnorm.methods import label_method
 from nnnorm.ranking import N_COMPARED, measure_confidence, search
@@ -43,8 +35,9 @@ _PATHS = (
     *("quality", "grid", "map", "map/values", "items", "bank"),
 )
 # What may be missing, and changes what the page offers.
-_OPTIONAL = ("truth", "captions", "query_captions", "pictures", "encode")
+_OPTIONAL = ("truth", "captions", "query_captions", "reference_captions", "pictures", "encode")
 N_HUBS = 30
+_COLUMNS = 56  # of a command on the page
 # The verdict on items if the inputs are too small for `scan`.
 NOT_SCANNED = "not scanned"
 _N_SHOWN = 12
@@ -131,14 +124,13 @@ class Views:
         return [{"query": int(row), "text": self.material.describe_query(int(row))} for row in rows]
 
     def items(self, items: Iterable[int]) -> View:
-        """Describe some items by their numbers: id, caption and metadata."""
+        """Describe some items by their numbers: id and caption."""
         material, found = self.material, {}
         for item in dict.fromkeys(map(int, items)):
             _check_below("item", item, len(material.gallery))
             found[str(item)] = {
                 "id": material.name_item(item),
                 "caption": material.describe_item(item),
-                "metadata": {name: material.metadata[name][item] for name in self.session.filters},
             }
         return {"items": found}
 
@@ -152,7 +144,7 @@ class Views:
         return {
             "method": method.name,
             "params": self.session.resolved(method),
-            "commands": [" ".join(parts) for parts in self._commands(method)],
+            "commands": [wrap_command(parts, _COLUMNS) for parts in self._commands(method)],
         }
 
     def _commands(self, method: Setting) -> list[list[str]]:
@@ -357,7 +349,7 @@ class Views:
         return items[draw_some(len(items), _N_SHOWN, self.session.seed)]
 
     def verdicts(self, items: Iterable[Any]) -> list[tuple[str, list[str]]]:
-        """Return the verdicts of `scan` with reasons, if it has finished."""
+        """Return the results of `scan` for items, with reasons, if it has finished."""
         found = result_of(self.session.scan) if self.session.scan.done() else None
         if found is None:
             return [(NOT_SCANNED, []) for _ in items]
@@ -478,6 +470,7 @@ class Views:
         texts = material.reference_captions
         rows, counts = np.asarray(unique.rows), np.asarray(unique.counts)
         most = np.argsort(-counts, kind="stable")[:20]
+        most = most[counts[most] > 1]
         return {
             "n_references": unique.n_given,
             "n_unique": len(unique),

@@ -156,7 +156,7 @@ def describe_corrector(corrector: Corrector) -> dict[str, Any]:
         "corrector": corrector.fingerprint,
         "method": bias.method,
         "weight": bias.weight,
-        "reference_k": bias.reference_k,
+        "reference_k": bias.params.get("reference_k"),
         "dim": corrector.dim,
         "unit": corrector.unit or corrector.normalize,
         "augmentation": corrector.augmentation,

@@ -174,15 +174,18 @@ class Statistics:
                         "gallery_scores for ready scores); without one use InvertedSoftmax "
                         "(--method is)"
                     )
-            has_means = "mean" in [request.kind for request in tried._asked]
-            if self.solver not in ("auto", "exact") and not has_means:
+            kinds = {request.kind for request in tried._asked}
+            if self.solver not in ("auto", "exact") and "mean" not in kinds:
                 raise NNNormError(
                     f"solver {self.solver} computes means of the best references, which method "
                     f"{method.name} does not use; leave out solver"
                 )
             asked += tried._asked
         self._compute(asked)
-        return {key: value for one in asked for key, value in self._solved.get(one, {}).items()}
+        solved: dict[str, Any] = {}
+        for request in asked:
+            solved |= self._solved.get(request, {})
+        return solved
 
     def check_reference_k(self, reference_k: float) -> None:
         """Raise if k is larger than the bank."""
@@ -208,6 +211,7 @@ class Statistics:
             if request.kind == "mean":
                 self.check_reference_k(request.number)
             if request not in self._kept:
+                # One pass does all k and β of a bank, and one all τ.
                 key = request.kind == "mean of all", replace(request, kind="log", number=0)
                 passes.setdefault(key, []).append(request)
         for (is_mean_of_all, shared), some in passes.items():
@@ -254,8 +258,10 @@ class Statistics:
     def _scores_with(self, bank: BankName) -> Scores:
         """Scores of the gallery with the references, or with the gallery bank."""
         gallery, second = self.gallery, self.gallery_bank
-        if bank == "references" or second is None:
+        if bank == "references":
             return self.scores
+        if second is None:
+            raise NNNormError("this needs a gallery bank; pass gallery_references")
         if isinstance(second, Embeddings) and isinstance(gallery, Embeddings):
             return Products(gallery, second, memory_budget=self.options["memory_budget"])
         return self._ready(second, 0, "(n_gallery, n_gallery_references), with as many rows")
@@ -351,10 +357,7 @@ class Method(ABC):
     @property
     def variant(self) -> Variant:
         """The name that these parameters go by."""
-        for variant in self.variants:
-            if variant.fixed.items() <= vars(self).items():
-                break
-        return variant
+        return next(one for one in self.variants if one.fixed.items() <= vars(self).items())
 
     @property
     def name(self) -> str:

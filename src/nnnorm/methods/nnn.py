@@ -296,9 +296,7 @@ def _split_half_reliability(
 
 def _draw(n_rows: int, most: int) -> IntArray:
     """At most so many random row numbers, in order."""
-    if n_rows <= most:
-        return np.arange(n_rows)
-    return np.sort(np.random.default_rng(0).choice(n_rows, most, replace=False))
+    return np.sort(np.random.default_rng(0).choice(n_rows, min(n_rows, most), replace=False))
 
 
 def _correlation(first: FloatArray, second: FloatArray) -> float:

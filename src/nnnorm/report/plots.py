@@ -94,7 +94,6 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
 # --- results ------------------------------------------------------------------------------------
 
 _LOSS_TO_GAIN = ("#DE7326", "#F3C9A5", "#F7F7F7", "#AFD3E8", "#3B93C7")
-_FILLED: dict[str, Any] = {"facecolor": "#F2C29B", "fill": True, "linewidth": 0}
 _MANY_BINS = 60
 # Up to this many columns and rows, the cells of a grid show their numbers.
 _ROOM = (12, 16)
@@ -115,14 +114,13 @@ def plot_occurrences(
     n_items = len(counts[0])
     for some in counts:
         if some.shape != (n_items,) or some.dtype.kind not in "iu" or some.min() < 0:
-            raise NNNormError(
-                "before and after must have one count per item of the same gallery; got "
-                f"{some.dtype} {some.shape}"
-            )
+            got = f"{some.dtype} {some.shape}"
+            raise NNNormError(f"counts must be one whole number per item, {n_items}; got {got}")
     reach = max(1, *(int(some.max()) for some in counts))
     width = 1 + reach // _MANY_BINS
     edges = np.arange(0, reach + width + 1, width) - 0.5
-    looks = (_FILLED, *({"edgecolor": color, "linewidth": 2} for color in (BLUE, GREEN)))
+    filled: dict[str, Any] = {"facecolor": "#F2C29B", "fill": True, "linewidth": 0}
+    looks = (filled, *({"edgecolor": color, "linewidth": 2} for color in (BLUE, GREEN)))
     for some, look, label, color in zip(counts, looks, labels, (ORANGE, BLUE, INK), strict=False):
         height, _ = np.histogram(some, edges)
         axes.stairs(height, edges, label=f"{label}, max {some.max():,}", **look)
@@ -212,8 +210,6 @@ def plot_grid(tuning: Tuning) -> "Figure":
 def plot_gains(comparison: Comparison) -> "Figure":
     """Plot the gain in R@1 of every method over no correction, with its 95 % interval."""
     rows = [(result, result.gain) for result in comparison.results if result.gain is not None]
-    if not rows:
-        raise NNNormError("the comparison holds no method besides no correction; compare some")
     rows.sort(key=lambda row: -row[1].mean)
     figure, axes = make_figure(1.4 + 0.31 * len(rows))
     style_axes(axes, grid="x")
@@ -238,35 +234,27 @@ def plot_audit(audit: Audit) -> "Figure":
     """Plot bias@k, or max skew@k, of each query before and after, with the means as lines."""
     names = [name for name in audit.before if name.startswith("bias@")]
     metrics = (names or [name for name in audit.before if name.startswith("max skew")])[:3]
-    lines = [audit.line(metric) for metric in metrics]
     is_few = len(audit.queries) <= MANY_QUERIES
     figure, panels = make_panels(1.6 + 0.19 * len(audit.queries) if is_few else 3.8, len(metrics))
     order = np.argsort(audit.before[metrics[0]], kind="stable")
-    for axes, line in zip(panels, lines, strict=True):
-        before = audit.before[line.metric][order]
-        after = audit.after[line.metric][order] if audit.after else None
-        if is_few:  # a dot before and a dot after, joined, for each query
-            places = np.arange(len(before))
-            axes.scatter(before, places, s=52, color=ORANGE, zorder=3, label="before")
-            if after is not None:
-                axes.hlines(places, before, after, color="#C9C9C9", linewidth=2, zorder=2)
-                axes.scatter(after, places, s=18, color=BLUE, marker="D", zorder=4, label="after")
-        else:
-            both = [before] if after is None else [before, after]
-            edges = np.histogram_bin_edges(np.concatenate(both), bins=21)
-            looks = (_FILLED, {"edgecolor": BLUE, "linewidth": 2})
-            for values, look, label in zip(both, looks, ("before", "after"), strict=False):
-                axes.stairs(np.histogram(values, edges)[0], edges, label=label, **look)
+    places, size = np.arange(len(order)), 1.0 if is_few else 0.2
+    for axes, metric in zip(panels, metrics, strict=True):
+        line, before = audit.line(metric), audit.before[metric][order]
+        # A dot before and a dot after, joined, for each query.
+        axes.scatter(before, places, s=52 * size, color=ORANGE, zorder=3, label="before")
         axes.axvline(line.before.mean, color=ORANGE, linestyle="--", label="mean before")
         if line.after is not None:
+            after = audit.after[metric][order]
+            axes.hlines(places, before, after, color="#C9C9C9", linewidth=2 * size, zorder=2)
+            look: dict[str, Any] = {"s": 18 * size, "marker": "D", "zorder": 4, "label": "after"}
+            axes.scatter(after, places, color=BLUE, **look)
             axes.axvline(line.after.mean, color=BLUE, linestyle="--", label="mean after")
-        label_axes(axes, "", line.metric, "")
+        label_axes(axes, "", metric, "")
     panels[0].set_title("Groups retrieved, query by query", loc="left", fontweight="bold")
     if is_few:
-        names = [audit.queries[query] for query in order]
-        panels[0].set_yticks(range(len(order)), names, fontsize=8.5)
+        panels[0].set_yticks(places, [audit.queries[query] for query in order], fontsize=8.5)
     else:
-        panels[0].set_ylabel("queries")
+        panels[0].set(ylabel="queries", yticks=[])
     note = f"bias@k = ({' − '.join(audit.difference)})/k" if audit.difference else None
     add_legend(figure, panels[0].get_legend_handles_labels()[0], note)
     return figure

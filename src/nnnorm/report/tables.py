@@ -27,9 +27,9 @@ _RULES = {"max": "the maximum of R@1", "one-standard-error": "the one-standard-e
 # With more queries than this, an audit lists only the most uneven ones.
 MANY_QUERIES, _MOST_UNEVEN = 40, 10
 LIMITS = (
-    "What this does not show: whether the groups are right for the people in the pictures, what "
-    "happens beyond these queries and these items, or that a search is fair. An average near 0 can "
-    "hide queries that lean opposite ways: see |bias|."
+    "What this does not show: whether the groups are right for the items, what happens beyond "
+    "these queries and these items, or that a search is fair. An average near 0 can hide queries "
+    "that lean opposite ways: see |bias|."
 )
 
 
@@ -216,7 +216,8 @@ def tabulate_diagnosis(diagnosis: evaluation.Diagnosis) -> tuple[Table, Table]:
     null = diagnosis.null_model
     statistics = [some for some in (diagnosis.before, diagnosis.after) if some]
     models = [some for some in (null, diagnosis.null_model_after) if some]
-    notes = [f"Hubs: {', then '.join(model.severity for model in models)}."]
+    found = ", then ".join(model.severity for model in models).replace("none", "none visible")
+    notes = [f"Hubs: {found} in {diagnosis.n_queries:,} queries."]
     if diagnosis.k > 1 and diagnosis.n_queries < diagnosis.n_gallery:
         notes.append(
             "With fewer queries than items, the first 10 places are counted; small hubs only show "
@@ -238,17 +239,12 @@ def tabulate_diagnosis(diagnosis: evaluation.Diagnosis) -> tuple[Table, Table]:
             f"{len(diagnosis.outliers)} items have a bias far from all others (corrupt, or very "
             f"strong hubs): {listed}{more}."
         )
-    places = "first" if diagnosis.k == 1 else f"among the first {diagnosis.k}"
+    places = "top-1" if diagnosis.k == 1 else f"in the top {diagnosis.k}"
     title = (
-        f"How often each of {diagnosis.n_gallery:,} items comes {places} for "
+        f"How often each of {diagnosis.n_gallery:,} items is {places} for "
         f"{diagnosis.n_queries:,} queries"
     )
     columns = ("", "before", "after")[: 1 + len(models)]
-    return Table(title, columns, rows, tuple(notes)), _hub_table(diagnosis)
-
-
-def _hub_table(diagnosis: evaluation.Diagnosis) -> Table:
-    """One row per hub; columns that nothing is known of are left out."""
     hubs = diagnosis.hubs
     wrong = [hub.wrong_share for hub in hubs if hub.wrong_share is not None]
     cells = {
@@ -258,8 +254,9 @@ def _hub_table(diagnosis: evaluation.Diagnosis) -> Table:
         "wrong hits": [f"{100 * share:.0f} %" for share in wrong],
         "z-score of bias": [_signed(hub.bias_z) for hub in hubs if hub.bias_z is not None],
     }
-    shown = {column: values for column, values in cells.items() if values}
-    return _of_columns(f"The {len(hubs)} most retrieved items", shown)
+    known = {column: values for column, values in cells.items() if values}
+    listed_hubs = _of_columns(f"The {len(hubs)} most retrieved items", known)
+    return Table(title, columns, rows, tuple(notes)), listed_hubs
 
 
 def tabulate_drift(drift: evaluation.Drift) -> Table:
