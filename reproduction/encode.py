@@ -72,7 +72,7 @@ def find_needed(folder: EmbeddingFolder, tables: Sequence[PaperTable], shorts: s
     needed: dict[tuple[str, str, str], list[IntArray]] = {}
     for model, dataset, what, *about in inputs:
         if what == "scores":
-            needed[model, dataset, "scores"] = [np.arange(0)]
+            needed[model, dataset, what] = [np.arange(1)]
         elif what == "references":
             bank, side, share = about
             part = folder.part(bank, what, share)
@@ -86,22 +86,19 @@ def find_needed(folder: EmbeddingFolder, tables: Sequence[PaperTable], shorts: s
         place: _select_missing(folder, *place, np.unique(np.concatenate(rows)))
         for place, rows in needed.items()
     }
-    return {place: rows for place, rows in left.items() if rows is not None}
+    return {place: rows for place, rows in left.items() if len(rows)}
 
 
 def _select_missing(
     folder: EmbeddingFolder, model: str, dataset: str, side: str, rows: IntArray
-) -> IntArray | None:
-    """Return the rows that are not there; None if nothing is left to do."""
-    if side == "scores":
-        there = folder.path(model, dataset) / "reference-scores.npy"
-        return None if there.exists() else rows
+) -> IntArray:
+    """Select the rows that are not there."""
     path = folder.find(model, dataset, side)
-    if path is not None:
-        if not path.with_suffix(".json").exists():  # made elsewhere, and whole
-            return None
-        rows = find_missing(np.load(path, mmap_mode="r"), rows)
-    return rows if len(rows) else None
+    if path is None:
+        return rows
+    if not path.with_suffix(".json").exists():  # made elsewhere, and whole
+        return rows[:0]
+    return find_missing(np.load(path, mmap_mode="r"), rows)
 
 
 def check_sources(folder: EmbeddingFolder, needed: Needed, sources: Mapping[str, str]) -> None:

@@ -258,5 +258,4 @@ def _make_line(cells: Sequence[str], bold: Collection[int] = ()) -> str:
     if texts[0].startswith("  "):  # a line that belongs to the row above
         texts[0] = rf"\quad {texts[0].lstrip()}"
     texts = [rf"\textbf{{{text}}}" if n in bold else text for n, text in enumerate(texts)]
-    # After the \\ of the row above, a bracket would be taken for its argument.
-    return ("{}" if texts[0].startswith("[") else "") + " & ".join(texts) + r" \\"
+    return " & ".join(texts) + r" \\"
