@@ -1,4 +1,4 @@
-"""The paper's tables and figures, measured again on the public API of nnnorm.
+"""The paper's tables and figures, reproduced with nnnorm's public API.
 
 Not part of the wheel: run it from a checkout with `python -m reproduction`. See README.md.
 """
@@ -7,6 +7,6 @@ import sys
 
 
 def say(text: str) -> None:
-    """Print what is being done, to a person at a terminal."""
+    """Print progress, if the output is a terminal."""
     if sys.stderr.isatty():
         print(f"{text} …", file=sys.stderr)

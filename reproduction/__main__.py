@@ -68,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Do what was asked for."""
+    """Run the chosen action."""
     folder, report = None, Report()
     if given.visogender is not None:
         if given.embeddings is None:
@@ -126,7 +126,7 @@ class Report:
         self._cells: list[tuple[str, Cell]] = []  # with the names of their tables
 
     def list_tables(self, folder: EmbeddingFolder | None) -> None:
-        """Show the paper's tables, and what is there of what they need."""
+        """List the paper's tables, and which of their inputs exist."""
         overview = tabulate_overview(folder)
         self.tables.append(overview)
         self.results += [dict(zip(overview.columns, row, strict=True)) for row in overview.rows]
@@ -162,7 +162,7 @@ class Report:
                 self._figures |= find_figures(runners[name], table, cells, prefix, folder)
 
     def check_measured(self) -> None:
-        """Raise if nothing at all was measured."""
+        """Raise an error if nothing was measured."""
         if not self.tables:
             reason = _find_reason([cell for _, cell in self._cells])
             raise NNNormError(
@@ -171,7 +171,7 @@ class Report:
             )
 
     def check_failures(self, are_kept: bool) -> None:
-        """Raise if cells failed, after everything else is delivered."""
+        """Raise an error if cells failed, after all other output is written."""
         failed = [(name, cell) for name, cell in self._cells if cell.failed]
         if failed:
             name, first = failed[0]
@@ -182,7 +182,7 @@ class Report:
             )
 
     def deliver(self, given: argparse.Namespace) -> None:
-        """Write Markdown, LaTeX and plots if asked for, then print the tables, or JSON."""
+        """Write Markdown, LaTeX and plots if requested, then print tables or JSON."""
         if given.markdown is not None:
             text = "\n\n".join(table.to_markdown() for table in self.tables)
             given.markdown.write_text(f"{text}\n", encoding="utf-8")
@@ -202,7 +202,7 @@ class Report:
 
 
 def _find_reason(cells: Sequence[Cell]) -> str:
-    """Return why there is no figure: a failure, or else what is missing."""
+    """Return why there is no figure: a failure, or missing inputs."""
     return next((cell.failed for cell in cells if cell.failed), None) or str(cells[0].missing)
 
 

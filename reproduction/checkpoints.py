@@ -1,8 +1,7 @@
-"""Checkpoints of the models' authors, read as tensors only and computed on by their names.
+"""Original checkpoints, read as tensors only, and forward passes on them.
 
-A subclass of `CheckpointEncoder` is the forward pass of a model in the words of its checkpoint. One
-image and one text are embedded when it is loaded: tensors that are missing, of other shapes or
-never used are noticed before the work.
+A subclass of `CheckpointEncoder` is the forward pass of a model. Loading it embeds one image and
+one text, to detect tensors that are missing, unused or of other shapes.
 """
 
 import argparse
@@ -144,7 +143,8 @@ def read_checkpoint(path: Path) -> State:
     except MemoryError:
         raise
     except Exception as error:  # pickle, zipfile, torch and safetensors have kinds of their own
-        # Not quoted: torch's message recommends a way of loading that runs code of the file.
+        # Not quoted, because torch's message recommends to load files in a way that runs their
+        # code.
         raise NNNormError(
             f"checkpoint {path} can't be read as tensors; is it truncated, or another kind of "
             "file? One that holds other objects is never unpickled: save its state dict alone"

@@ -1,4 +1,4 @@
-"""Encodes the rows that tables need, and only these; finished rows are kept.
+"""Encode only the rows that tables need, and keep finished rows.
 
     DIR/clip/coco/images.npy     a row per image of the data set, float32, unit norm; NaN if missing
     DIR/clip/coco/images.json    model, preprocessing, digest of the list
@@ -32,7 +32,7 @@ from reproduction.paper import SIDES, PaperTable, load_paper
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Needed: TypeAlias = dict[tuple[str, str, str], IntArray]  # model, data set and side to its rows
-_ROWS = 512  # between two saves: what an interruption can lose
+_ROWS = 512  # between two saves
 _CHECKPOINTS = (".pth", ".pt", ".safetensors")
 
 

@@ -1,8 +1,8 @@
-"""The paper's figures: histograms of N_1, bias by occupation, and what queries find.
+"""The paper's figures: histograms of N_1, bias by occupation, and hits of queries.
 
-Figure 2 shows a surfer, a hub that answers the queries of others; figure 3 a query for an
-occupation. Here such queries are found: those that a hub answered before and that are right after,
-and those whose groups are the most uneven before.
+Figure 2 shows a surfer, a hub that is top-1 for other queries, and figure 3 a query for an
+occupation. This module finds such queries: those with a wrong hub before and the right item after,
+and those with the most uneven groups before.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,7 +63,7 @@ def draw_histogram(runner: Runner, there: Experiment, folder: EmbeddingFolder | 
 
 
 def draw_rescued(runner: Runner, experiment: Experiment) -> Any:
-    """Draw queries that a hub answers without NNN and that are right with it."""
+    """Draw queries whose top-1 is a hub without NNN and right with it."""
     plain = replace(experiment, method="none")
     before, after = (runner.search(there, _PLACES) for there in (plain, experiment))
     shown, right = runner.show(experiment)

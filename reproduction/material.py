@@ -41,7 +41,7 @@ from nnnorm.tables import read_columns
 from reproduction.paper import Direction, load_paper
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
-SHARE = 0.2  # of train, where the paper says nothing else
+SHARE = 0.2  # of train, unless the paper has another
 GENDERS = ("masculine", "feminine")
 _CAPTIONS = 5  # of a test or tuning image; references keep all of theirs
 _FOLDERS = {"images": "img_emb", "texts": "text_emb"}  # of `nnnorm encode`
@@ -51,7 +51,7 @@ _COLUMNS = ("IDX", "Occupation", "Object", "Occupation_perceived_gender")
 
 
 class NotThere(NNNormError):
-    """Material of an experiment that was not found."""
+    """The data of an experiment is missing."""
 
 
 # --- splits ---------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def find_missing(matrix: npt.NDArray[np.float32], rows: IntArray) -> IntArray:
 
 
 def keep_about(path: Path, about: Mapping[str, Any]) -> None:
-    """Write what files are made with; raise if they were made with something else."""
+    """Write how files were made; raise an error if they were made differently."""
     text = json.dumps(about, indent=1, ensure_ascii=False)
     if not path.exists():
         write_whole(path, lambda file: file.write(text.encode()))

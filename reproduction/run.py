@@ -55,7 +55,7 @@ def run_table(runner: "Runner", table: PaperTable, *, data: str | None = None) -
 
 
 def run_cell(runner: "Runner", cell: Cell, *, by_rule: bool) -> Cell:
-    """Run one cell; its figure stays if the one by the other rule fails."""
+    """Run one cell; keep its figure if that of the other rule fails."""
     figure = other = None
     try:
         figure = runner.measure(cell.experiment)

@@ -2,8 +2,8 @@
 
 All scores are computed on the processor, or by torch on another device; the index is Faiss's
 inverted lists, the paper's (`pip install faiss-cpu`), always searched on the processor. Building it
-is not counted, because a bank needs it only once. Times are the least of three, which other work on
-the machine disturbs the least.
+is not counted, because a bank needs it only once. Times are the best of three, to reduce the effect
+of other work on the machine.
 """
 
 import os
@@ -32,7 +32,7 @@ class Timed(NamedTuple):
 
 
 def describe_device(device: str) -> str:
-    """Describe what the runtime table runs on; raise unless this machine has it."""
+    """Describe the hardware; raise an error if this machine doesn't have it."""
     processor = f"the processor ({_name_processor()}, {os.cpu_count()} threads)"
     if device == "cpu":
         return processor

@@ -1,7 +1,7 @@
 """Other data than the paper's: the synthetic shapes that ship with the package, and Flickr8k.
 
-They run every experiment from end to end without the paper's models and pictures. Their figures
-can't be compared with the paper's and are never shown next to them.
+With them, every experiment runs without the paper's models and pictures. Their results can't be
+compared with the paper's.
 """
 
 from collections.abc import Mapping

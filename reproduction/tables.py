@@ -154,7 +154,7 @@ def lay_out(table: PaperTable, found: Found, notes: Sequence[str], *, other: boo
 
 
 def _used_notes(table: PaperTable, cells: Sequence[Cell]) -> list[str]:
-    """Say which bank and setting were used where the paper does not."""
+    """Describe the bank and the setting that were used, if the paper doesn't."""
     if table.name != "cross-attention":
         return []
     used = [(cell.experiment.model, cell.figure.used) for cell in cells if cell.figure]

@@ -1,4 +1,4 @@
-"""A command, run in this process as a shell would run it, and what must hold where it refuses."""
+"""Runs a command in this process as a shell would, and checks its errors."""
 
 import json
 

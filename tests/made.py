@@ -1,4 +1,4 @@
-"""Made embeddings with hubs, of any size, for tests where the right answer must be plain."""
+"""Synthetic embeddings with hubs, for tests with known results."""
 
 from types import SimpleNamespace
 

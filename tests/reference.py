@@ -1,4 +1,4 @@
-"""The naive few lines of each method, in float64: what every fast path is compared with.
+"""Naive implementations of each method in float64, to compare fast paths with.
 
 `scores` is always (n_gallery, n_references); a bias is (n_gallery,). Nothing here is shared with
 the package.

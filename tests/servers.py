@@ -1,4 +1,4 @@
-"""Places for engines that are databases, for tests.
+"""Databases for the tests of engines.
 
 One PostgreSQL serves all tests of a process: started when the first of them needs it, stopped at
 the end.

@@ -1,4 +1,4 @@
-"""A bank: what it counts, keeps and forgets, its files, and what it refuses."""
+"""`Bank`: counts, samples, forgetting, files, and rejected input."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Confidence turned into probabilities, and shares of queries, for one search."""
+"""Confidence converted to probabilities, or to shares of queries."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A corrector gives later items the values that a fit from scratch with its bank gives them."""
+"""A corrector gives later items the same values as a new fit with its past queries."""
 
 import copy
 import pickle

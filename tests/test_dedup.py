@@ -1,4 +1,4 @@
-"""Unique queries: copies are found as the naive loop finds them, cheaply and in the order given."""
+"""Unique queries: the same duplicates are found as by a naive loop."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ import nnnorm
 from nnnorm import NNNormError, NNNormWarning, open_embeddings
 from nnnorm.dedup import NEAR_COPY, drop_copies, unique_rows
 from nnnorm.evaluation import diagnose
-from nnnorm.report import tabulate_comparison, tabulate_tuning
+from nnnorm.report.tables import tabulate_comparison, tabulate_tuning
 
 
 def naive_unique(rows):

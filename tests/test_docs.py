@@ -1,4 +1,4 @@
-"""The pages in docs/ say what the stored results say, and their Python runs."""
+"""The pages in docs/ show the stored results, and their Python runs."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""The two errors, and `require`: only a library that is absent becomes an install command."""
+"""Errors, and `require`: only a missing library causes an install command."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A full disk is called that by every engine and command, and nothing half-written is left.
+"""Every engine and command reports a full disk and leaves no incomplete file.
 
 The slow tests fill a real one: a file system of 1.5 MB, mounted for one process on Linux.
 """

@@ -1,4 +1,4 @@
-"""Mixed galleries: one label per item, and items of all groups are found alike."""
+"""Mixed galleries: with one label per item, items of all groups are found."""
 
 import numpy as np
 import pytest

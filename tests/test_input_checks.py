@@ -1,4 +1,4 @@
-"""What is said about a gallery and past queries that would give a wrong correction."""
+"""Warnings and errors about input that would give a wrong correction."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""What holds for the package as a whole: imports, layers, docstrings, the frame."""
+"""The package as a whole: imports, layers, docstrings, packaging."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""The same answers as the published software on the same input."""
+"""The same results as published software on the same input."""
 
 import numpy as np
 import pytest

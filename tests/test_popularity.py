@@ -1,4 +1,4 @@
-"""Biases add: hubs off, what is often right stays, still one number per item."""
+"""Clicks are added to a bias: items that are often right stay on top."""
 
 import numpy as np
 import pytest

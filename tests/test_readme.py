@@ -1,4 +1,4 @@
-"""The README runs as written, its figures are those that are stored, and it stays short."""
+"""The README runs as written, shows the stored results, and stays short."""
 
 import importlib.util
 import json

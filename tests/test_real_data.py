@@ -1,4 +1,4 @@
-"""The figures that stand beside the real embeddings come out, and the correction helps."""
+"""On real embeddings, the stored figures are reproduced and the correction helps."""
 
 import numpy as np
 import pytest

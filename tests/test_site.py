@@ -1,4 +1,4 @@
-"""The site of the docs: built strictly, complete, and without a request to another server."""
+"""The docs site builds without warnings, is complete, and loads nothing from other servers."""
 
 import re
 from html.parser import HTMLParser

@@ -1,4 +1,4 @@
-"""Every solver gives the same means or reports its error, and `auto` says what it chose."""
+"""Every solver gives the same means or reports its error, and `auto` reports its choice."""
 
 import itertools
 import warnings

@@ -1,4 +1,4 @@
-"""Tiny models of every kind, randomly filled, with tokenizers of their own: built offline."""
+"""Tiny models of every kind with random weights and their own tokenizers, built offline."""
 
 import io
 import json

@@ -27,7 +27,7 @@ from nnnorm.augmentation import Augmentation, Target, bound_augmentation
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Popularity, check_correction
 from nnnorm.calibration import Calibration
-from nnnorm.dedup import Duplicates, References, drop_copies
+from nnnorm.dedup import Duplicates, drop_copies
 from nnnorm.embeddings import (
     Embeddings,
     FloatArray,
@@ -244,7 +244,15 @@ class Corrector:
         check_inputs(items, past, own, allow_gallery_rows=allow_gallery_rows)
         used, about = drop_copies(past, duplicates, progress), dict[str, Any]()
         if own is not None:
-            used, about = _join_recent(used, own, duplicates)
+            z = mismatch_z(used.embeddings, own)
+            if z > MISMATCH_Z:
+                about = {"past_queries": "recent", "mismatch_z": z}
+                used = drop_copies(own, duplicates)
+            else:
+                about = {"past_queries": "both", "mismatch_z": None if math.isnan(z) else z}
+                joined = drop_copies(own.joined(used.embeddings), duplicates)
+                n_given = used.n_given + len(own)
+                used = replace(joined, n_given=n_given, is_sample=used.is_sample)
         bank = _keep(used.embeddings, "references", items.normalized)
         if second is not None:
             second = _keep(second, "gallery_references", items.normalized)
@@ -831,20 +839,6 @@ def check_method(method: Method) -> None:
             f"method {method.name} balances all items of a gallery at once, so later items have no "
             "value of their own; use nnn, csls, dn or is"
         )
-
-
-def _join_recent(
-    used: References, recent: Embeddings, duplicates: Duplicates
-) -> tuple[References, dict[str, Any]]:
-    """Return only the recent queries if the references don't match them, otherwise both."""
-    z = mismatch_z(used.embeddings, recent)
-    if z > MISMATCH_Z:
-        alone = drop_copies(recent, duplicates)
-        return alone, {"past_queries": "recent", "mismatch_z": z}
-    both = drop_copies(recent.joined(used.embeddings), duplicates)
-    n_given = used.n_given + len(recent)
-    about = {"past_queries": "both", "mismatch_z": None if math.isnan(z) else z}
-    return replace(both, n_given=n_given, is_sample=used.is_sample), about
 
 
 def _round_to_half(rows: FloatArray) -> Rows:

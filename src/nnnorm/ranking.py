@@ -303,10 +303,13 @@ def iterate_scores(
     """Stream corrected scores in whole rows, a strip of queries at a time."""
     asked, items, weight = _open(queries, gallery, bias, weight)
     n_queries, n_gallery = len(asked), len(items)
-    gated = bias is not None and bool(bias.gates)
-    offset = None if bias is None or gated else np.float32(weight) * bias.values
+    gated = bias if bias is not None and bias.gates else None
+    offset = None if bias is None or bias.gates else np.float32(weight) * bias.values
     # Scores, and what a caller compares them by; a gate needs raw and corrected ones.
-    bytes_per_row = (16 if gated else 8) * n_gallery + (0 if asked.in_memory else 8 * asked.dim)
+    per_score = 8 if gated is None else 16
+    if gated is not None and gated.params.get("gate") == "paper":
+        per_score = 64  # a product in float64
+    bytes_per_row = per_score * n_gallery + (0 if asked.in_memory else 8 * asked.dim)
     n_rows = max(1, min(memory_budget // 2 // bytes_per_row, 2**23 // n_gallery))
     n_rows = min(n_queries, n_rows)
     products = Products(asked, items, offset=offset, memory_budget=memory_budget)
@@ -315,7 +318,7 @@ def iterate_scores(
         stop = min(start + n_rows, n_queries)
         scores = buffer[: stop - start]
         fill_rows(products, start, scores, memory_budget)
-        yield start, scores if bias is None or not gated else _correct(scores, bias, weight)
+        yield start, scores if gated is None else _correct(scores, gated, weight)
         if progress is not None:
             progress(stop, n_queries)
 

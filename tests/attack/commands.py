@@ -1,4 +1,4 @@
-"""Every command of the package with healthy arguments, which the fuzzer then damages.
+"""All commands with valid arguments, which the fuzzer then damages.
 
 Commands and options are read from the command line itself. A command's lines are its required
 options with a healthy file each, and one more line for every other file that one of its options can

@@ -1,4 +1,4 @@
-"""The fuzzer: seeded damage to every kind of input of every command, and what came of it.
+"""The fuzzer: seeded damage to every kind of input of every command, and the results.
 
     python -m tests.attack.fuzz                 # 5,000 attacks, a table, exit code 1 on a failure
     python -m tests.attack.fuzz --only "index search" --runs 300 --seed 7

@@ -1,4 +1,4 @@
-"""One healthy file of every kind that the package reads, small, in one folder."""
+"""One small valid file of every kind that the package reads."""
 
 import json
 import tarfile

@@ -1,4 +1,4 @@
-"""What a damaged file says to readers other than the package's own.
+"""Reads damaged files with libraries other than the package.
 
 `judge` compares it with the healthy file: "broken" must be refused; "same" must give the same
 answer, or be refused; "other" is a valid file with other content, of which `judge` also writes a

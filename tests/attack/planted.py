@@ -1,4 +1,4 @@
-"""Faults that are put into the package on purpose: the fuzzer has to find each of them."""
+"""Injected bugs, each of which the fuzzer must find."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Commands in forked children: quick, and bounded in time and memory.
+"""Runs commands in forked processes with limits on time and memory.
 
 A server process imports the package once; every command then is a fork of it, which costs
 milliseconds. The server is a process of its own, since a fork of a process that has threads (pytest

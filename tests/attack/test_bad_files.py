@@ -1,4 +1,4 @@
-"""Files that lie: each gets one sentence, in bounded time and memory, and no silent answer."""
+"""Damaged files raise one sentence, within limits on time and memory, and give no silent result."""
 
 import json
 import os

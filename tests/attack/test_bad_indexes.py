@@ -1,4 +1,4 @@
-"""Indexes: options that engines crash on, damaged files, and Ctrl-C inside of an engine."""
+"""Indexes: options that crash engines, damaged files, and Ctrl-C inside an engine."""
 
 import dataclasses
 import os

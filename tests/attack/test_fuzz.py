@@ -1,4 +1,4 @@
-"""A few hundred attacks of the fuzzer, the same on every run; `make fuzz` runs 5,000."""
+"""A few hundred attacks of the fuzzer, the same in every run; `make fuzz` runs 5,000."""
 
 import shlex
 import subprocess

@@ -1,4 +1,4 @@
-"""The dual encoders of transformers: the models' own rows, and nothing filled in at random."""
+"""The dual encoders of transformers give the models' own rows, without random weights."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Images: opened whole, in RGB, or rejected with a reason; and made ready for a model."""
+"""Images are opened in RGB or rejected with a reason, and prepared for a model."""
 
 import numpy as np
 import pytest

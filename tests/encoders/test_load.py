@@ -1,4 +1,4 @@
-"""Which encoder a name or a folder asks for."""
+"""The encoder for a name or a folder."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Embeddings on disk: complete or not there, resumed to the same bits, never mixed."""
+"""Embeddings on disk are complete or absent, and resuming gives the same bits."""
 
 import os
 import tarfile

@@ -1,4 +1,4 @@
-"""Sounds: mono, finite, at the rate that is asked for."""
+"""Sounds are mono, finite, and at the requested rate."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""VisoGender's arithmetic on 230 made pictures whose answers are known by hand, and the rest."""
+"""VisoGender's figures on 230 synthetic pictures with known results, and other audits."""
 
 from fractions import Fraction
 

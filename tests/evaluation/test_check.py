@@ -1,4 +1,4 @@
-"""One verdict, and the same story from every study."""
+"""One verdict, with the same figures as the other functions."""
 
 import json
 from types import SimpleNamespace

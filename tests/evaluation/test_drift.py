@@ -6,7 +6,7 @@ import pytest
 import nnnorm
 from nnnorm import CSLS, NNN, Corrector, NNNormError, NNNormWarning
 from nnnorm.evaluation import measure_drift
-from nnnorm.report import tabulate_drift
+from nnnorm.report.tables import tabulate_drift
 
 
 @pytest.fixture(scope="module")

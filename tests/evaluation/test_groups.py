@@ -1,4 +1,4 @@
-"""Groups among the first items of a ranking, against their definitions in plain Python."""
+"""Groups among the first items of a ranking, compared with definitions in plain Python."""
 
 import math
 

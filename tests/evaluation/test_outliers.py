@@ -1,4 +1,4 @@
-"""Items that were planted or broken are found; honest ones are left alone."""
+"""Adversarial and corrupt items are found, and honest ones aren't."""
 
 import json
 
@@ -9,7 +9,7 @@ import nnnorm
 from nnnorm import Corrector, NNNormError
 from nnnorm.embeddings import open_embeddings
 from nnnorm.evaluation.outliers import REMOVE, SIGNALS, WATCH, Outlier, Scan, count_alerts, screen
-from nnnorm.report import tabulate_scan
+from nnnorm.report.tables import tabulate_scan
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_planted_items_are_the_first_alerts_and_say_why(shapes, bank, hub, topic
         assert outlier.verdict == "remove"
         assert outlier.score >= REMOVE
         assert set(outlier.signals) == set(SIGNALS)
-        assert any("top-1; a usual item" in reason for reason in outlier.reasons)
+        assert any("for a typical item" in reason for reason in outlier.reasons)
 
 
 def test_a_clean_gallery_has_nothing_to_remove(clean):

@@ -1,4 +1,4 @@
-"""What the page shows is what the package's own functions say."""
+"""The page shows the same figures as the package's functions."""
 
 from dataclasses import replace
 

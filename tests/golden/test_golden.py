@@ -1,4 +1,4 @@
-"""Results of public calls stay what they were when they were recorded."""
+"""Results of public calls equal the recorded ones."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Ids, keys and values that come from data: stored as they are, or rejected before a write.
+"""Hostile ids, keys and values are stored unchanged, or rejected before a write.
 
 `NNNORM_EXAMPLES=200` tries 200 collections per engine.
 """

@@ -1,4 +1,4 @@
-"""SIGKILL at any line of `nnnorm.index`: the previous version or the new one is there, whole.
+"""After SIGKILL at any line of `nnnorm.index`, the previous or the new version is complete.
 
 `NNNORM_KILLS=20` kills each operation of each engine 20 times, at lines spread over its run.
 """

@@ -1,4 +1,4 @@
-"""PostgreSQL: connections and transactions of the caller, schemas, and what plain SQL sees."""
+"""PostgreSQL: connections and transactions of the caller, schemas, and plain SQL."""
 
 import psycopg
 import pytest

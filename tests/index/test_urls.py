@@ -1,4 +1,4 @@
-"""URLs: what is rejected before an engine sees it, and that no message shows a password."""
+"""URLs: invalid ones are rejected early, and no message shows a password."""
 
 import socket
 import traceback

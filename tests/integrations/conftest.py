@@ -1,4 +1,4 @@
-"""A model of texts that needs no weights, texts to store and to ask, and what is right for them."""
+"""A text model without weights, documents, queries, and the expected results."""
 
 import socket
 import zlib

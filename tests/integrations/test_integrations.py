@@ -1,4 +1,4 @@
-"""What holds for all integrations: imports, and what is said where a library is absent."""
+"""All integrations: imports, and the message if a library is missing."""
 
 import importlib
 import subprocess

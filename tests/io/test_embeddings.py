@@ -1,4 +1,4 @@
-"""Opening embeddings: every source gives the same matrix, under its role's name."""
+"""Every source of embeddings gives the same matrix, with the name of its role."""
 
 import os
 import tracemalloc

@@ -1,4 +1,4 @@
-"""A file is written whole or not at all, and only where a regular file can be."""
+"""A file is written completely or not at all, and only as a regular file."""
 
 import contextlib
 import errno

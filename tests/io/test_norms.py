@@ -1,4 +1,4 @@
-"""Normalizing is explicit, and norms that suggest cosine are warned of, once."""
+"""Rows are normalized only on request, and norms that suggest cosine cause one warning."""
 
 import warnings
 

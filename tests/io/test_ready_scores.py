@@ -1,4 +1,4 @@
-"""Ready scores: opened and checked as a matrix of a type of their own."""
+"""Score matrices are opened and checked."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A file of a bias, a bank or a corrector is whole and as it was saved, or it is rejected."""
+"""Incomplete or changed files of biases, banks and correctors are rejected."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Files and folders behind a URL, and files that do not fit in memory, are read as any other."""
+"""Files at a URL, and files that don't fit in memory, are read like any other."""
 
 import io
 import sys

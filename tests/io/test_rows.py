@@ -1,4 +1,4 @@
-"""Rows of embeddings: across shards, joined, taken, in blocks, the same as of the whole."""
+"""Rows across shards, joined, selected, or in blocks equal those of the whole matrix."""
 
 import tempfile
 from functools import reduce

@@ -1,4 +1,4 @@
-"""The one reader of tables: the same rules for every file, and errors that name the line."""
+"""Tables: the same rules for every file, and errors that name the line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A method's facts stand in its own file; all other places derive them from the registry."""
+"""Each method's file describes it; everything else reads the registry."""
 
 import dataclasses
 import pickle

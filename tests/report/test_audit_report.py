@@ -6,8 +6,8 @@ import pytest
 from nnnorm import Bias
 from nnnorm.evaluation.groups import Line, audit
 from nnnorm.evaluation.results import Interval
-from nnnorm.report import tabulate_audit
 from nnnorm.report.plots import plot_audit
+from nnnorm.report.tables import tabulate_audit
 from tests.evaluation.test_audit import run as audit_visogender
 from tests.made import make_visogender
 

@@ -7,7 +7,7 @@ import pytest
 
 from nnnorm import check
 from nnnorm.evaluation import Interval
-from nnnorm.report import tabulate_check
+from nnnorm.report.tables import tabulate_check
 from tests import made
 
 GAIN, LOSS = Interval(0.0126, 0.0044, 0.0208, 0.001), Interval(-0.02, -0.03, -0.01, 0.001)

@@ -1,4 +1,4 @@
-"""Figures hold the numbers of the results, mark what they should, and are written whole."""
+"""Plots show the numbers of the results and are saved completely."""
 
 import subprocess
 import sys

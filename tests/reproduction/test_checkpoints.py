@@ -1,4 +1,4 @@
-"""ALBEF, BEiT-3 and BLIP from checkpoints of their authors' names, against torch's own layers."""
+"""ALBEF, BEiT-3 and BLIP from their authors' checkpoints, compared with torch's own layers."""
 
 import os
 

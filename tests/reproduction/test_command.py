@@ -1,4 +1,4 @@
-"""`python -m reproduction`, from folders of embeddings and from stand-ins."""
+"""`python -m reproduction`, on folders of embeddings and on synthetic data."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Missing rows are encoded with a real encoder: those that tables need, checked beforehand."""
+"""Missing rows that tables need are encoded with a real encoder, after all checks."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`reproduction/` uses public names of nnnorm only: they suffice for the whole paper."""
+"""`reproduction/` uses only public names of nnnorm."""
 
 import re
 from pathlib import Path

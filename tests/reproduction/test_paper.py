@@ -1,11 +1,11 @@
-"""The paper's figures in the package are those of the paper's LaTeX, where that is at hand."""
+"""The paper's figures in this repository equal those of its LaTeX source, if available."""
 
 import re
 
 import pytest
 
 from nnnorm import NNNormError
-from nnnorm.evaluation import binomial_half_width
+from nnnorm.evaluation.results import binomial_half_width
 from nnnorm.methods import METHOD_NAMES, make_method
 from reproduction.paper import find_tables, load_paper
 from tests.conftest import REAL_DATA

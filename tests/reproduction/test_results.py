@@ -1,4 +1,4 @@
-"""Finished cells are kept at once, found again, and never taken for those of other inputs."""
+"""Finished cells are saved, found again, and never used for other inputs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The runner gives, for every kind of cell, what its parts give when called by hand."""
+"""For every kind of cell, the runner gives the same result as its parts."""
 
 from dataclasses import replace
 

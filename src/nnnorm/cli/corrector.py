@@ -16,7 +16,7 @@ from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.outliers import DEFAULT_BUDGET
 from nnnorm.ranking import Ranking
-from nnnorm.report import tabulate_calibration, tabulate_drift, tabulate_scan
+from nnnorm.report.tables import tabulate_calibration, tabulate_drift, tabulate_scan
 from nnnorm.tables import read_ids
 
 # Exit code of a scan with outliers; 1 and 2 mean errors and wrong usage.

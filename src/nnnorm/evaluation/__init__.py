@@ -43,12 +43,7 @@ from nnnorm.evaluation.metrics import (
     warn_of_mismatched_bank,
     warn_of_overlap,
 )
-from nnnorm.evaluation.results import (
-    Interval,
-    binomial_half_width,
-    interval_of_difference,
-    interval_of_mean,
-)
+from nnnorm.evaluation.results import Interval, interval_of_difference, interval_of_mean
 from nnnorm.evaluation.tuning import Cell, Select, Tuning, tune
 
 if TYPE_CHECKING:

@@ -58,10 +58,10 @@ _REASONS = {
     "bias": "its scores with the references are {z:.1f} spreads above the median item's",
     "neighbors": "its scores with the references are {z:.1f} spreads above those of items with as "
     "close neighbors",
-    "topics": "{n:,} of {of} topics of the bank retrieve it; a usual item, {usual}",
-    "firsts": "{n:,} of {of:,} references have it as top-1; a usual item, {usual}",
-    "blends": "{n:,} of {of:,} blends of two queries have it as top-1; a usual item, {usual}",
-    "side": "it lies {z:.1f} spreads from the other items towards the queries",
+    "topics": "{n:,} of {of} topics retrieve it; {usual} for a typical item",
+    "firsts": "{n:,} of {of:,} past queries have it as top-1; {usual} for a typical item",
+    "blends": "{n:,} of {of:,} blends of past queries have it as top-1; {usual} for a typical item",
+    "side": "it is {z:.1f} standard deviations closer to the queries than other items",
 }
 SIGNALS = tuple(_REASONS)
 DEFAULT_BUDGET = "0.2%"
@@ -238,7 +238,7 @@ def scan(
         items, bank = loaded.open_valid(gallery, "gallery"), loaded.bank
     alerts = count_alerts(budget, items.n_rows)
     faults = _find_odd_norms(items.embeddings)
-    # Rows with norms of their own would move what is usual.
+    # Rows with unusual norms would change what is usual.
     honest = np.setdiff1d(np.arange(len(items.embeddings)), list(faults))
     landmarks = items.embeddings.subset(honest) if faults else items.embeddings
     expected = Expected(landmarks, bank, seed, memory_budget=memory_budget, progress=progress)
@@ -331,7 +331,7 @@ def _judge(
     return Scan(tuple(outliers), scores, signals, n_items, expected.n_references, budget, names)
 
 
-# --- what is usual -------------------------------------------------------------------------------
+# --- typical items -------------------------------------------------------------------------------
 
 
 class Expected:
