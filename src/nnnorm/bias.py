@@ -92,11 +92,6 @@ class Popularity:
         """``log(1 + clicks)``, shape ``(n_gallery,)``."""
         return np.log1p(np.asarray(self.clicks, dtype=np.float64))
 
-    @property
-    def n_clicks(self) -> int:
-        """Sum of all clicks."""
-        return round(float(np.sum(self.clicks)))
-
 
 @dataclass(frozen=True, eq=False)
 class Bias:
@@ -199,7 +194,8 @@ class Bias:
         weight = self.weight or 1.0
         values = self.values if self.weight else np.zeros_like(self.values)
         added = values - (other.weight / weight) * other.values
-        params = {**self.params, "popularity_weight": other.weight, "n_clicks": other.n_clicks}
+        n_clicks = round(float(np.sum(other.clicks)))
+        params = {**self.params, "popularity_weight": other.weight, "n_clicks": n_clicks}
         return replace(self, values=added.astype(np.float32), weight=weight, params=params)
 
     __radd__ = __add__

@@ -53,7 +53,8 @@ def warn(message: str) -> None:
 
 def check_number(name: str, value: Any, low: float = -1e6, high: float = 1e6) -> float:
     """Return `value` as a float, or raise an error with its name unless it is within bounds."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
         raise NNNormError(f"{name} must be a number from {low:g} to {high:g}; got {value!r:.60}")
     return float(value)
 

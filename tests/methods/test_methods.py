@@ -314,6 +314,7 @@ def test_dualdis_by_name_is_the_published_form_unless_told():
     [
         (lambda: NNN(reference_k=2.5), "reference_k must be a whole number of at least 1; got 2.5"),
         (lambda: NNN(alpha=float("nan")), "alpha must be a number .* got nan"),
+        (lambda: NNN(alpha=10**400), "alpha must be a number .* got 1000"),
         (lambda: InvertedSoftmax(beta=-1), "beta must be a number from 0 to 1e.09; got -1"),
         (lambda: InvertedSoftmax(beta=float("nan")), "beta must be a number .* got nan"),
         (lambda: DualSoftmax(1e39, 1.0), "beta_query must be a number from 0"),
