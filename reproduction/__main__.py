@@ -12,9 +12,9 @@ from typing import Any
 from nnnorm import NNNormError
 from nnnorm.datasets import save_pairs
 from nnnorm.errors import MissingExtraError
-from nnnorm.files import check_writable, make_folder, write_whole
+from nnnorm.files import check_writable, make_folder
 from nnnorm.report import Table, plots
-from reproduction.encode import Source, check_sources, encode_needed, find_needed, read_sources
+from reproduction.encode import check_sources, encode_needed, find_needed, read_sources
 from reproduction.figures import Figures, find_figures
 from reproduction.material import EmbeddingFolder, read_visogender
 from reproduction.paper import Cell, PaperTable, find_tables
@@ -90,7 +90,7 @@ def run(given: argparse.Namespace) -> None:
         short, equals, source = text.partition("=")
         if not (short and equals and source):
             raise NNNormError(f"--encoder takes clip=MODEL; got {text!r}")
-        sources[short] = Source(source)
+        sources[short] = source
     if folder is None and (sources or not others):
         also = ", or --data shapes" if not sources else ", where --models and --encoder write"
         raise NNNormError(f"give --embeddings DIR with the models' embeddings{also}")
@@ -184,9 +184,10 @@ class Report:
     def deliver(self, given: argparse.Namespace) -> None:
         """Write Markdown, LaTeX and plots if requested, then print tables or JSON."""
         if given.markdown is not None:
-            _write(given.markdown, "\n\n".join(table.to_markdown() for table in self.tables) + "\n")
+            text = "\n\n".join(table.to_markdown() for table in self.tables)
+            given.markdown.write_text(f"{text}\n", encoding="utf-8")
         if given.latex is not None:
-            _write(given.latex, make_latex(self.tables))
+            given.latex.write_text(make_latex(self.tables), encoding="utf-8")
         if given.plots is not None:
             make_folder(given.plots)
             for name, draw in self._figures.items():
@@ -203,10 +204,6 @@ class Report:
 def _find_reason(cells: Sequence[Cell]) -> str:
     """Return why there is no figure: a failure, or missing inputs."""
     return next((cell.failed for cell in cells if cell.failed), None) or str(cells[0].missing)
-
-
-def _write(path: Path, text: str) -> None:
-    write_whole(path, lambda file: file.write(text.encode()))
 
 
 if __name__ == "__main__":

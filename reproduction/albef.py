@@ -15,7 +15,6 @@ import tokenizers
 import torch
 from torch.nn import functional
 
-from nnnorm import NNNormError
 from reproduction.checkpoints import CheckpointEncoder, State, attend, pad_rows
 
 _WORDS = "text_encoder.embeddings.word_embeddings.weight"
@@ -26,9 +25,9 @@ _FUSION = r"text_encoder\.encoder\.layer\.(\d+)\.crossattention\."
 
 
 class Albef(CheckpointEncoder):
-    """ALBEF's encoder; the vocabulary is BERT's ``vocab.txt``."""
+    """ALBEF's encoder; BERT's ``vocab.txt`` is next to the checkpoint."""
 
-    kind = "ALBEF"
+    kind, vocabulary = "ALBEF", "vocab.txt"
     # Momentum copies, queues and the heads of other tasks.
     unused = (
         r"(visual_encoder|vision_proj|text_encoder|text_proj)_m\..*|text_encoder\.(cls|pooler)\..*"
@@ -36,25 +35,27 @@ class Albef(CheckpointEncoder):
     )
     context = _MAX_TOKENS
 
-    def __init__(self, path: Path, state: State, vocabulary: Path, device: str) -> None:
+    def __init__(self, path: Path, state: State, device: str) -> None:
         # Pre-trained checkpoints have `bert.` in the names of the text tower.
         state = {re.sub(r"^text_encoder\.bert\.", "text_encoder.", k): v for k, v in state.items()}
         # Fusion layers have no use here.
         fused = {int(m[1]) for key in state if (m := re.match(_FUSION, key))}
         numbers = "|".join(map(str, fused)) or "none"
         self.unused = rf"{self.unused}|text_encoder\.encoder\.layer\.({numbers})\..*"
-        super().__init__(path, state, vocabulary, device)
+        super().__init__(path, state, device)
 
     def _measure(self, vocabulary: Path) -> tuple[int, str]:
         n_words, text_width = self._state[_WORDS].shape
-        self._pieces = _read_word_pieces(vocabulary, n_words)
+        words = tokenizers.models.WordPiece.read_file(str(vocabulary))
+        self._pieces = tokenizers.BertWordPieceTokenizer(words, lowercase=True)
+        self._check_words(len(words), n_words)
         _, n_places, width = self._state["visual_encoder.pos_embed"].shape
         self._n_blocks = self._count_layers(r"visual_encoder\.blocks\.(\d+)\.", width)
         n_layers = self._count_layers(r"text_encoder\.encoder\.layer\.(\d+)\.", 0)
         self._n_layers = _N_TEXT_LAYERS.get(text_width, n_layers)
         patch = self._state["visual_encoder.patch_embed.proj.weight"].shape[3]
-        words = f"as by ALBEF's authors: [CLS], no [SEP], at most {_MAX_TOKENS} tokens"
-        return patch * isqrt(n_places - 1), words
+        texts = f"as by ALBEF's authors: [CLS], no [SEP], at most {_MAX_TOKENS} tokens"
+        return patch * isqrt(n_places - 1), texts
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of every text before cutting, with [CLS]."""
@@ -109,18 +110,3 @@ def clean_caption(text: str, max_words: int | None = _MAX_WORDS) -> str:
     text = text.replace("-", " ").replace("/", " ").replace("<person>", "person")
     words = re.sub(r"\s{2,}", " ", text).rstrip("\n").strip(" ").split(" ")
     return " ".join(words[:max_words])
-
-
-def _read_word_pieces(path: Path, n_words: int) -> Any:
-    """Return BERT's word-piece tokenizer, if the vocabulary has the size of the checkpoint's."""
-    try:
-        words = tokenizers.models.WordPiece.read_file(str(path))
-        pieces = tokenizers.BertWordPieceTokenizer(words, lowercase=True)
-    except Exception as error:  # the library raises Exception itself
-        raise NNNormError(f"vocabulary {path} can't be read ({error}); is it BERT's?") from error
-    if len(words) != n_words:
-        raise NNNormError(
-            f"vocabulary {path} has {len(words)} pieces, the checkpoint {n_words}; take that of "
-            "bert-base-uncased"
-        )
-    return pieces

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nnnorm import NNNormError
 from reproduction.checkpoints import CheckpointEncoder, attend, pad_rows
 
 _MAX_TOKENS = 64
@@ -27,16 +26,17 @@ _PLACES = "beit3.encoder.embed_positions"
 
 
 class Beit3(CheckpointEncoder):
-    """BEiT-3's encoder, base or large; the vocabulary is the authors' ``beit3.spm``."""
+    """BEiT-3's encoder, base or large; ``beit3.spm`` is next to the checkpoint."""
 
-    kind = "BEiT-3"
+    kind, vocabulary = "BEiT-3", "beit3.spm"
     unused = r"logit_scale|beit3\.vision_embed\.mask_token"
     mean = std = (0.5, 0.5, 0.5)
 
     def _measure(self, vocabulary: Path) -> tuple[int, str]:
         n_words, width = self._state["beit3.text_embed.weight"].shape
         self._n_layers = self._count_layers(r"beit3\.encoder\.layers\.(\d+)\.", width)
-        self._pieces = _read_pieces(vocabulary, n_words)
+        self._pieces = sentencepiece.SentencePieceProcessor(model_file=str(vocabulary))
+        self._check_words(self._pieces.get_piece_size() + _SHIFT, n_words)
         images, texts = (len(self._state[f"{_PLACES}.{b}.weight"]) - _SKIPPED for b in "AB")
         self.context = min(_MAX_TOKENS, texts)
         patch = self._state["beit3.vision_embed.proj.weight"].shape[3]
@@ -81,18 +81,3 @@ class Beit3(CheckpointEncoder):
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         found = self._pieces.encode(list(texts), out_type=int)
         return [[one + _SHIFT if one else _UNKNOWN for one in ids] for ids in found]
-
-
-def _read_pieces(path: Path, n_rows: int) -> Any:
-    try:
-        pieces = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    except Exception as error:  # the library raises RuntimeError and others
-        raise NNNormError(
-            f"{path} can't be read as a sentencepiece model; take the authors' beit3.spm"
-        ) from error
-    if (n_ids := pieces.get_piece_size() + _SHIFT) > n_rows:
-        raise NNNormError(
-            f"{path} has {n_ids} ids, the checkpoint's table {n_rows} rows; it belongs to another "
-            "model"
-        )
-    return pieces

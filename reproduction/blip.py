@@ -63,7 +63,7 @@ def match_to_files(
         open_rows(work / file.name, (len(images), len(texts)))
         for file, texts in zip(files, listed, strict=True)
     ]
-    left = find_missing(matrices[1], np.arange(len(images)))  # written after the other
+    left = np.union1d(*(find_missing(matrix, np.arange(len(images))) for matrix in matrices))
     for number, image in enumerate(left, 1):
         say(f"Matching image {number:,} of {len(left):,}")
         patches = matcher.see(images[image])

@@ -32,11 +32,15 @@ class CheckpointEncoder(Encoder):
 
     modalities = ("images", "texts")
     kind: str
+    vocabulary: str  # the file next to the checkpoint
     unused: str  # pattern of tensors of other tasks
     mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)  # CLIP's
     std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
 
-    def __init__(self, path: Path, state: State, vocabulary: Path, device: str) -> None:
+    def __init__(self, path: Path, state: State, device: str) -> None:
+        vocabulary = path.with_name(self.vocabulary)
+        if not vocabulary.is_file():
+            raise NNNormError(f"{vocabulary} is not there; put it next to {path.name}")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.name, self._device, self._used = str(path), device, set[str]()
@@ -46,11 +50,11 @@ class CheckpointEncoder(Encoder):
             self._size, texts = self._measure(vocabulary)
             self.dim = self.embed_texts(["a"]).shape[1]
             self.embed_images([self.prepare_image(Image.new("RGB", (1, 1)))])
-        except (KeyError, IndexError) as error:
-            words = f"{path} is not a checkpoint of {self.kind}: it has no {error}"
-            raise NNNormError(words) from error
-        except RuntimeError as error:  # the message of a product has the shapes
-            words = f"checkpoint {path} has tensors of other shapes than {self.kind} ({error})"
+        except (NNNormError, MemoryError):
+            raise
+        except Exception as error:  # torch and the tokenizers raise many kinds
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            words = f"{path} with {vocabulary.name} can't be loaded as {self.kind}: {reason}"
             raise NNNormError(words) from error
         if unknown := sorted(set(self._state) - self._used):
             raise NNNormError(
@@ -73,6 +77,13 @@ class CheckpointEncoder(Encoder):
     def _measure(self, vocabulary: Path) -> tuple[int, str]:
         """Read the sizes and the vocabulary; return the size of images, and how texts are read."""
         raise NotImplementedError
+
+    def _check_words(self, n_ids: int, n_rows: int) -> None:
+        if n_ids > n_rows:
+            raise NNNormError(
+                f"{self.vocabulary} has {n_ids} words, and the checkpoint {self.name} {n_rows}; it "
+                "belongs to another model"
+            )
 
     def prepare_image(self, image: Any) -> Any:
         """Resize (ignoring the aspect ratio), scale and normalize an image."""

@@ -8,7 +8,6 @@ Every name and path is checked before the first model is loaded.
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -37,34 +36,18 @@ _ROWS = 512  # between two saves
 _CHECKPOINTS = (".pth", ".pt", ".safetensors")
 
 
-@dataclass(frozen=True)
-class Source:
-    """The source of a model: a checkpoint, a folder, or a name on the Hugging Face Hub."""
-
-    source: str
-    tokenizer: Path | None = None
-
-
-def read_sources(path: Path) -> dict[str, Source]:
-    """Read a TOML file with a table per model; paths are relative to the file."""
+def read_sources(path: Path) -> dict[str, str]:
+    """Read a TOML file that names the source of each model; paths are relative to the file."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        sources = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise NNNormError(f"{path} can't be read as TOML ({error})") from error
-    found = {}
-    for name, table in tables.items():
-        if not isinstance(table, dict) or not isinstance(table.get("source"), str):
-            raise NNNormError(f'{path}: [{name}] needs source = "…", a file, folder or hub name')
-        if unknown := set(table) - {"source", "tokenizer"}:
-            raise NNNormError(f"{path}: [{name}] has an unknown entry {sorted(unknown)[0]!r}")
-        source = table["source"]
+    for name, source in sources.items():
+        if not isinstance(source, str):
+            raise NNNormError(f'{path}: expected {name} = "…", a file, a folder or a hub name')
         local = path.parent / source
-        tokenizer = table.get("tokenizer")
-        found[name] = Source(
-            str(local) if is_path(source) or local.exists() else source,
-            None if tokenizer is None else path.parent / tokenizer,
-        )
-    return found
+        sources[name] = str(local) if is_path(source) or local.exists() else source
+    return sources
 
 
 def is_path(source: str) -> bool:
@@ -89,7 +72,7 @@ def find_needed(folder: EmbeddingFolder, tables: Sequence[PaperTable], shorts: s
     needed: dict[tuple[str, str, str], list[IntArray]] = {}
     for model, dataset, what, *about in inputs:
         if what == "scores":
-            needed[model, dataset, "scores"] = [np.arange(0)]
+            needed[model, dataset, what] = [np.arange(1)]
         elif what == "references":
             bank, side, share = about
             part = folder.part(bank, what, share)
@@ -103,25 +86,22 @@ def find_needed(folder: EmbeddingFolder, tables: Sequence[PaperTable], shorts: s
         place: _select_missing(folder, *place, np.unique(np.concatenate(rows)))
         for place, rows in needed.items()
     }
-    return {place: rows for place, rows in left.items() if rows is not None}
+    return {place: rows for place, rows in left.items() if len(rows)}
 
 
 def _select_missing(
     folder: EmbeddingFolder, model: str, dataset: str, side: str, rows: IntArray
-) -> IntArray | None:
-    """Return the rows that are not there; None if nothing is left to do."""
-    if side == "scores":
-        there = folder.path(model, dataset) / "reference-scores.npy"
-        return None if there.exists() else rows
+) -> IntArray:
+    """Select the rows that are not there."""
     path = folder.find(model, dataset, side)
-    if path is not None:
-        if not path.with_suffix(".json").exists():  # made elsewhere, and whole
-            return None
-        rows = find_missing(np.load(path, mmap_mode="r"), rows)
-    return rows if len(rows) else None
+    if path is None:
+        return rows
+    if not path.with_suffix(".json").exists():  # made elsewhere, and whole
+        return rows[:0]
+    return find_missing(np.load(path, mmap_mode="r"), rows)
 
 
-def check_sources(folder: EmbeddingFolder, needed: Needed, sources: Mapping[str, Source]) -> None:
+def check_sources(folder: EmbeddingFolder, needed: Needed, sources: Mapping[str, str]) -> None:
     """Check every list, picture, checkpoint, vocabulary and name before anything is encoded."""
     problems: list[str] = []
     for (_, dataset, side), rows in needed.items():
@@ -140,58 +120,41 @@ def check_sources(folder: EmbeddingFolder, needed: Needed, sources: Mapping[str,
         raise NNNormError("; ".join(problems[:5]) + more)
 
 
-def _check_source(short: str, source: Source) -> list[str]:
-    path = Path(source.source)
-    if not is_path(source.source):
+def _check_source(short: str, source: str) -> list[str]:
+    path = Path(source)
+    if not is_path(source):
         from transformers import AutoConfig
 
         try:
-            AutoConfig.from_pretrained(source.source, trust_remote_code=False)
-        except Exception as error:  # the hub's library raises many errors
+            AutoConfig.from_pretrained(source, trust_remote_code=False)
+        except Exception as error:  # the hub's library raises many kinds
             words = str(error).partition("\n")[0]
-            return [f"{short}: {source.source} is neither a file nor on the hub ({words})"]
+            return [f"{short}: {source} is neither a file nor on the hub ({words})"]
         return []
-    if not path.exists():
-        return [f"{short}: there is no {path}"]
-    try:
-        if path.is_file():
-            find_vocabulary(source, "beit3.spm" if short.startswith("beit") else "vocab.txt")
-    except NNNormError as error:
-        return [f"{short}: {error}"]
-    return []
+    vocabulary = path.with_name("beit3.spm" if short.startswith("beit") else "vocab.txt")
+    needed = [path, vocabulary] if path.suffix in _CHECKPOINTS else [path]
+    return [f"{short}: there is no {file}" for file in needed if not file.exists()]
 
 
-def find_vocabulary(source: Source, name: str) -> Path:
-    """Return the vocabulary of a checkpoint: the given file, or the one next to it."""
-    path = Path(source.source)
-    found = source.tokenizer or path.with_name(name)
-    if not found.is_file():
-        raise NNNormError(
-            f"{path.name} needs its vocabulary, and {found} is not there; put {name} next to the "
-            "checkpoint, or name it as `tokenizer` in the TOML file"
-        )
-    return found
-
-
-def load_model(source: Source, *, device: str) -> Encoder:
+def load_model(source: str, *, device: str) -> Encoder:
     """Load a model: a checkpoint of its authors, or whatever `load_encoder` loads."""
-    path = Path(source.source)
+    path = Path(source)
     if path.suffix not in _CHECKPOINTS:
-        return load_encoder(source.source, device=device)
+        return load_encoder(source, device=device)
     from reproduction.albef import Albef
     from reproduction.beit3 import Beit3
     from reproduction.checkpoints import read_checkpoint
 
     state = read_checkpoint(path)
     if any(key.startswith("beit3.") for key in state):
-        return Beit3(path, state, find_vocabulary(source, "beit3.spm"), device)
+        return Beit3(path, state, device)
     if "text_encoder.encoder.layer.0.crossattention.self.query.weight" in state:
         raise NNNormError(
             f"checkpoint {path} is BLIP's; name Salesforce/blip-itm-base-coco or "
             "Salesforce/blip-itm-base-flickr instead, which have the same weights"
         )
     if any(key.startswith("visual_encoder.") for key in state):
-        return Albef(path, state, find_vocabulary(source, "vocab.txt"), device)
+        return Albef(path, state, device)
     raise NNNormError(
         f"checkpoint {path} is neither ALBEF's (visual_encoder.…) nor BEiT-3's "
         f"(beit3.…); its tensors begin with {next(iter(state), 'nothing')}"
@@ -199,37 +162,29 @@ def load_model(source: Source, *, device: str) -> Encoder:
 
 
 def encode_needed(
-    folder: EmbeddingFolder, needed: Needed, sources: Mapping[str, Source], *, device: str = "auto"
+    folder: EmbeddingFolder, needed: Needed, sources: Mapping[str, str], *, device: str = "auto"
 ) -> None:
     """Encode rows, model by model; a model without embeddings matches pairs instead."""
     for model, group in groupby(sorted(needed), key=itemgetter(0)):
         source = sources[load_paper().models[model]]
-        say(f"Loading {source.source}")
+        say(f"Loading {source}")
         encoder = load_model(source, device=device)
         for _, dataset, side in group:
             place = folder.path(model, dataset)
             if side == "scores":
                 from reproduction.blip import match_to_files
 
-                match_to_files(encoder, *_list_pairs(folder, dataset), place)
+                # Of each test image one caption is matched, and all captions of the bank.
+                test, bank = (folder.part(dataset, part, SHARE) for part in ("test", "references"))
+                _, first = np.unique(test.image_of, return_index=True)
+                images, texts = (folder.items(dataset, one) for one in SIDES)
+                chosen = [texts[row] for row in test.captions[first]]
+                past = [texts[row] for row in bank.captions]
+                match_to_files(encoder, [images[row] for row in test.images], chosen, past, place)
             else:
                 say(f"Encoding {side} of {dataset} with {model}")
                 rows = needed[model, dataset, side]
                 fill_rows(encoder, side, folder.items(dataset, side), rows, place)
-
-
-def _list_pairs(
-    folder: EmbeddingFolder, dataset: str
-) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """Return the test images, one caption of each, and the captions of the bank."""
-    images, captions = (folder.items(dataset, side) for side in ("images", "texts"))
-    test, bank = (folder.part(dataset, part, SHARE) for part in ("test", "references"))
-    _, first = np.unique(test.image_of, return_index=True)
-    return (
-        [images[row] for row in test.images],
-        [captions[row] for row in test.captions[first]],
-        [captions[row] for row in bank.captions],
-    )
 
 
 def fill_rows(

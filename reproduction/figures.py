@@ -7,6 +7,7 @@ and those with the most uneven groups before.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -38,33 +39,27 @@ def find_figures(
             f"{prefix}gender-first-ten.png": lambda: draw_groups(runner, after[0]),
         }
     figures: Figures = {}
+    by_direction = {there.direction: there for there in reversed(after)}
     if table.name in ("hubness", "cross-attention"):
-        for direction in dict.fromkeys(there.direction for there in after):
-            there = next(there for there in after if there.direction == direction)
-            figures[f"{prefix}{table.name}-{direction}.png"] = _histogram(runner, there, folder)
+        for direction, there in by_direction.items():
+            draw = partial(draw_histogram, runner, there, folder)
+            figures[f"{prefix}{table.name}-{direction}.png"] = draw
     if table.name == "hubness":
-        image = next(there for there in after if there.direction == "image")
-        figures[f"{prefix}hubs-first-ten.png"] = lambda: draw_rescued(runner, image)
+        draw = partial(draw_rescued, runner, by_direction["image"])
+        figures[f"{prefix}hubs-first-ten.png"] = draw
     return figures
 
 
-def _histogram(
-    runner: Runner, there: Experiment, folder: EmbeddingFolder | None
-) -> Callable[[], Any]:
+def draw_histogram(runner: Runner, there: Experiment, folder: EmbeddingFolder | None) -> Any:
     """Draw the counts before and after, and those of the fine-tuned model if it is there."""
+    before, after = (runner.occurrences(replace(there, method=how)) for how in ("none", "nnn"))
+    third, labels = None, ["uncorrected", "NNN"]
     model = find_fine_tuned(there.model, there.dataset)
-
-    def draw() -> Any:
-        counts = [runner.occurrences(replace(there, method=method)) for method in ("none", "nnn")]
-        third, labels = None, ["uncorrected", "NNN"]
-        if model is not None and folder is not None and folder.has(model, there.dataset):
-            third = runner.occurrences(replace(there, model=model, method="none"))
-            labels.append(model)
-        title = f"{there.model}, {there.direction} retrieval: how often is each item first?"
-        before, after = counts
-        return plots.plot_occurrences(before, after, third, labels=labels, title=title)
-
-    return draw
+    if model is not None and folder is not None and folder.has(model, there.dataset):
+        third = runner.occurrences(replace(there, model=model, method="none"))
+        labels.append(model)
+    title = f"{there.model}, {there.direction} retrieval: how often is each item first?"
+    return plots.plot_occurrences(before, after, third, labels=labels, title=title)
 
 
 def draw_rescued(runner: Runner, experiment: Experiment) -> Any:

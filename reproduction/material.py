@@ -34,7 +34,7 @@ import numpy.typing as npt
 from nnnorm import NNNormError, open_embeddings
 from nnnorm.datasets import Pairs, load_pairs
 from nnnorm.embeddings import Embeddings
-from nnnorm.encoders import open_image
+from nnnorm.encoders import open_image, read_about
 from nnnorm.evaluation import Task
 from nnnorm.files import make_mapped, write_whole
 from nnnorm.tables import read_columns
@@ -162,26 +162,15 @@ class Scores(NamedTuple):
 
 
 class Material:
-    """Embeddings of one data set by one model, in the roles of the paper's protocol."""
+    """Embeddings of one data set by one model, in the roles of the paper's protocol.
+
+    A subclass has `part`, and what its experiments read of ``references(bank, side, share)`` of a
+    training part, ``show(direction)`` for figures, ``groups()`` for the audit and ``scores()`` of
+    models with cross-attention.
+    """
 
     def part(self, part: str) -> tuple[Any, Any, IntArray]:
         """Return images and captions of "test" or "validation", and the image of each caption."""
-        raise NotImplementedError
-
-    def references(self, bank: str, side: str, share: float) -> Embeddings:
-        """Return the images or texts of a share of a training part."""
-        raise NotImplementedError
-
-    def show(self, direction: Direction) -> Shown:
-        """Return queries and items of the test part as people see them."""
-        raise NotImplementedError
-
-    def groups(self) -> Groups:
-        """Return a gallery in groups, for the audit."""
-        raise NotImplementedError
-
-    def scores(self) -> Scores:
-        """Return ready scores, for models with cross-attention."""
         raise NotImplementedError
 
     def task(self, direction: Direction, part: str) -> Task:
@@ -213,14 +202,7 @@ def keep_about(path: Path, about: Mapping[str, Any]) -> None:
     text = json.dumps(about, indent=1, ensure_ascii=False)
     if not path.exists():
         write_whole(path, lambda file: file.write(text.encode()))
-    found, about = json.loads(path.read_text(encoding="utf-8")), json.loads(text)
-    moves = {"model"} if about.get("weights_sha256") else set()  # with a hash, it may have moved
-    if changed := [name for name in about if name not in moves and found.get(name) != about[name]]:
-        was, now = (str(one.get(changed[0]))[:60] for one in (found, about))
-        raise NNNormError(
-            f"the files of {path} were made with another {changed[0]} ({was}; now {now}); choose "
-            "another folder, or remove it"
-        )
+    read_about(path, json.loads(text))
 
 
 def digest_items(side: str, items: Sequence[str]) -> str:
@@ -248,9 +230,11 @@ class EmbeddingFolder:
         return self.root / load_paper().models.get(model, model) / dataset
 
     def find(self, model: str, dataset: str, side: str) -> Path | None:
-        """Return where the images or texts of a model and data set are, if they are."""
+        """Return where images, texts or scores of a model and data set are, if they are."""
         suffixes, folder = (".npy", "", ".npz", ".parquet"), self.path(model, dataset)
-        paths = (folder / f"{name}{end}" for name in (side, _FOLDERS[side]) for end in suffixes)
+        paths = [folder / f"{n}{end}" for n in (side, _FOLDERS.get(side)) for end in suffixes]
+        if side == "scores":
+            paths = [folder / _SCORES[1]]
         return next((path for path in paths if path.exists()), None)
 
     def has(self, model: str, dataset: str) -> bool:

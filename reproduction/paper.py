@@ -183,15 +183,6 @@ class PaperTable:
         """Whether each row is a model; otherwise columns are, or all of it is one."""
         return len({cell.row for cell in self.cells if cell.experiment.model == "CLIP"}) == 1
 
-    def list_material(self) -> list[tuple[str, str]]:
-        """List the pairs of model and data set of which the table needs embeddings."""
-        needed: dict[tuple[str, str], None] = {}
-        for cell in self.cells:
-            for dataset in (cell.experiment.dataset, cell.experiment.bank):
-                if dataset is not None:
-                    needed.setdefault((cell.experiment.model, dataset))
-        return list(needed)
-
 
 @dataclass(frozen=True)
 class Paper:

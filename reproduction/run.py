@@ -14,7 +14,6 @@ version. Figures of other inputs are therefore never found.
 
 import hashlib
 import json
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -25,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 import nnnorm
-from nnnorm import NNN, Bias, NNNormError, NNNormWarning, Ranking, evaluation
-from nnnorm.errors import MissingExtraError, quiet
+from nnnorm import NNN, Bias, NNNormError, Ranking, evaluation
+from nnnorm.errors import MissingExtraError, quiet, warn
 from nnnorm.evaluation import Task
 from nnnorm.files import make_folder, write_whole
 from nnnorm.methods import make_method
@@ -67,12 +66,8 @@ def run_cell(runner: "Runner", cell: Cell, *, by_rule: bool) -> Cell:
     except Exception as error:
         if runner.debug:
             raise
-        words = str(error).partition("\n")[0]
-        if isinstance(error, MemoryError):
-            words = "out of memory"
-        elif not isinstance(error, NNNormError):
-            words = f"{type(error).__name__} ({words})"
-        return replace(cell, figure=figure, failed=words)
+        words = str(error) if isinstance(error, NNNormError) else repr(error)
+        return replace(cell, figure=figure, failed=words.partition("\n")[0])
     return replace(cell, figure=figure, by_rule=other)
 
 
@@ -102,10 +97,9 @@ class Results:
             make_folder(self._folder)
             write_whole(self._path(identity), lambda file: file.write(text.encode()))
         except (NNNormError, OSError) as error:
-            words = f"a finished cell can't be kept ({error}); a resumed run repeats it"
-            warnings.warn(words, NNNormWarning, stacklevel=2)
-            return
-        self.n_kept += 1
+            warn(f"a finished cell can't be kept ({error}); a resumed run repeats it")
+        else:
+            self.n_kept += 1
 
     def _path(self, identity: Mapping[str, Any]) -> Path:
         text = json.dumps({"format": 2, **identity}, sort_keys=True)

@@ -17,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm import NNN, Bias, NNNormError
-from nnnorm.errors import MissingExtraError
+from nnnorm.errors import require
 
 T = TypeVar("T")
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 DEVICES = ("cpu", "cuda", "mps")
-_BLOCK = 8192  # items per search
 
 
 class Timed(NamedTuple):
@@ -67,11 +66,8 @@ def time_exact(
 def time_index(gallery: Any, references: Any, *, reference_k: int, alpha: float) -> Timed:
     """Fit NNN with an index that was built beforehand."""
     items, bank = (np.ascontiguousarray(side, dtype=np.float32) for side in (gallery, references))
-    n_probe = 32 if len(items) <= 100_000 else 8
-    index = build_ivf(bank)
-    values, seconds = _time(
-        lambda: ivf_means(items, bank, reference_k, index=index, n_probe=n_probe)
-    )
+    index, n_probe = build_ivf(bank), 32 if len(items) <= 100_000 else 8
+    values, seconds = _time(lambda: ivf_means(items, bank, reference_k, index, n_probe))
     about = {"reference_k": reference_k, "alpha": alpha, "solver": "faiss-ivf", "n_probe": n_probe}
     return Timed(Bias(values, alpha, "nnn", about), seconds)
 
@@ -87,10 +83,7 @@ def _time(work: Callable[[], T]) -> tuple[T, float]:
 
 def build_ivf(references: FloatArray) -> Any:
     """Build an index of the references with about 4·√n inverted lists."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise MissingExtraError("the runtime table needs Faiss: pip install faiss-cpu") from error
+    faiss = require("faiss", "faiss")
     n_references, dim = references.shape
     n_lists = max(1, min(n_references, round(4 * n_references**0.5)))
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, n_lists, faiss.METRIC_INNER_PRODUCT)
@@ -101,16 +94,12 @@ def build_ivf(references: FloatArray) -> Any:
 
 
 def ivf_means(
-    gallery: FloatArray, references: FloatArray, k: int, *, index: Any, n_probe: int
+    gallery: FloatArray, references: FloatArray, k: int, index: Any, n_probe: int
 ) -> FloatArray:
     """Return the mean of the k best scores that the index finds for every item."""
     index.nprobe = min(n_probe, index.nlist)
-    means = np.empty(len(gallery), dtype=np.float32)
-    for start in range(0, len(gallery), _BLOCK):
-        block = gallery[start : start + _BLOCK]
-        found, ids = index.search(block, k)
-        short = (ids < 0).any(axis=1)
-        if short.any():
-            found[short] = np.partition(block[short] @ references.T, -k, axis=1)[:, -k:]
-        means[start : start + len(block)] = found.mean(axis=1, dtype=np.float64)
-    return means
+    found, ids = index.search(gallery, k)
+    short = (ids < 0).any(axis=1)
+    if short.any():
+        found[short] = np.partition(gallery[short] @ references.T, -k, axis=1)[:, -k:]
+    return np.asarray(found.mean(axis=1, dtype=np.float64), dtype=np.float32)

@@ -139,12 +139,6 @@ def lay_out(table: PaperTable, found: Found, notes: Sequence[str], *, other: boo
             if other and column[0] == column[1]:
                 column = ("", column[1])
             placed[name if in_rows else cell.row, column] = cell
-    return _Layout(table, placed).to_table(*_title_and_notes(table, found, notes, other=other))
-
-
-def _title_and_notes(
-    table: PaperTable, found: Found, notes: Sequence[str], *, other: bool
-) -> tuple[str, list[str]]:
     every = [cell for cells in found.values() for cell in cells]
     rules = [_RULES] if any(cell.by_rule is not None for cell in every) else []
     missing = dict.fromkeys(note for cells in found.values() for note in _missing_notes(cells))
@@ -152,10 +146,11 @@ def _title_and_notes(
     if other:
         first = "Other models and data than the paper's, so not comparable with it."
         own = [NOTES[table.name]] if table.name in NOTES else []
-        return f"{table.heading}, on other data", [first, *rules, *own, *more]
-    paper = load_paper()
-    source = f"The paper: {paper.citation} ({paper.url}), {table.label}."
-    return table.heading, [source, *rules, *table.notes, *more]
+        title, listed = f"{table.heading}, on other data", [first, *rules, *own, *more]
+    else:
+        source = f"The paper: {load_paper().citation} ({load_paper().url}), {table.label}."
+        title, listed = table.heading, [source, *rules, *table.notes, *more]
+    return _Layout(table, placed).to_table(title, listed)
 
 
 def _used_notes(table: PaperTable, cells: Sequence[Cell]) -> list[str]:
@@ -195,11 +190,11 @@ def tabulate_overview(folder: EmbeddingFolder | None = None) -> Table:
     """Tabulate the paper's tables: what each needs, and how much of it exists."""
     rows = []
     for table in load_paper().tables:
-        needed = table.list_material()
-        models = list(dict.fromkeys(model for model, _ in needed))
-        datasets = list(dict.fromkeys(dataset for _, dataset in needed))
+        cells = [cell.experiment for cell in table.cells]
+        needed = {(e.model, name): None for e in cells for name in (e.dataset, e.bank) if name}
+        models, datasets = (list(dict.fromkeys(names)) for names in zip(*needed, strict=True))
         who = models[0] if len(models) == 1 else f"{len(models)} models"
-        if table.cells[0].experiment.kind == "scores":
+        if cells[0].kind == "scores":
             who += "'s scores"
         there = "–"
         if folder is not None:
@@ -263,5 +258,4 @@ def _make_line(cells: Sequence[str], bold: Collection[int] = ()) -> str:
     if texts[0].startswith("  "):  # a line that belongs to the row above
         texts[0] = rf"\quad {texts[0].lstrip()}"
     texts = [rf"\textbf{{{text}}}" if n in bold else text for n, text in enumerate(texts)]
-    # After the \\ of the row above, a bracket would be taken for its argument.
-    return ("{}" if texts[0].startswith("[") else "") + " & ".join(texts) + r" \\"
+    return " & ".join(texts) + r" \\"

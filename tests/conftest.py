@@ -76,9 +76,9 @@ def tiny_encoder(tiny_model):
 
     def encoder_of(kind):
         if kind not in loaded and kind in ("albef", "beit3"):
-            from reproduction.encode import Source, load_model
+            from reproduction.encode import load_model
 
-            loaded[kind] = load_model(Source(str(tiny_model(kind))), device="cpu")
+            loaded[kind] = load_model(str(tiny_model(kind)), device="cpu")
         elif kind not in loaded:
             loaded[kind] = load_encoder(tiny_model(kind), device="cpu")
         return loaded[kind]

@@ -222,82 +222,64 @@ def fill(shapes, seed=0):
     return state
 
 
-def albef_checkpoint_shapes(width=128, blocks=2, layers=4, fusion=2, grid=2, words=30, dim=16):
-    """All that a pre-trained ALBEF's state dict holds, named as its authors name it."""
+def albef_checkpoint_shapes(words, width=128, dim=16):
+    """All that a pre-trained ALBEF's state dict holds: two ViT blocks, two of four layers fuse."""
     shapes = {"temp": (), "image_queue": (dim, 8), "text_queue": (dim, 8), "queue_ptr": (1,)}
+    mlp = {"fc1": (4 * width, width), "fc2": (width, 4 * width)}
     for m in ("", "_m"):
         eye, reader = f"visual_encoder{m}", f"text_encoder{m}.bert"
-        shapes[f"{eye}.cls_token"] = (1, 1, width)
-        shapes[f"{eye}.pos_embed"] = (1, grid * grid + 1, width)
-        shapes[f"{eye}.patch_embed.proj.weight"] = (width, 3, 16, 16)
-        shapes[f"{eye}.patch_embed.proj.bias"] = (width,)
-        for i in range(blocks):
-            for part, n_out, n_in in (
-                ("norm1", width, None),
-                ("attn.qkv", 3 * width, width),
-                ("attn.proj", width, width),
-                ("norm2", width, None),
-                ("mlp.fc1", 4 * width, width),
-                ("mlp.fc2", width, 4 * width),
-            ):
-                _layer(shapes, f"{eye}.blocks.{i}.{part}", n_out, n_in)
-        _layer(shapes, f"{eye}.norm", width, None)
+        shapes |= {f"{eye}.cls_token": (1, 1, width), f"{eye}.pos_embed": (1, 5, width)}
+        _layer(shapes, f"{eye}.patch_embed.proj", width, 3, 16, 16)
+        for i in range(2):
+            for norm in ("norm1", "norm2"):
+                _layer(shapes, f"{eye}.blocks.{i}.{norm}", width)
+            _layer(shapes, f"{eye}.blocks.{i}.attn.qkv", 3 * width, width)
+            _layer(shapes, f"{eye}.blocks.{i}.attn.proj", width, width)
+            for name, size in mlp.items():
+                _layer(shapes, f"{eye}.blocks.{i}.mlp.{name}", *size)
+        _layer(shapes, f"{eye}.norm", width)
         shapes[f"{reader}.embeddings.position_ids"] = (1, 512)
         for table, rows in (("word", words), ("position", 512), ("token_type", 2)):
             shapes[f"{reader}.embeddings.{table}_embeddings.weight"] = (rows, width)
-        _layer(shapes, f"{reader}.embeddings.LayerNorm", width, None)
-        for i in range(layers):
+        _layer(shapes, f"{reader}.embeddings.LayerNorm", width)
+        for i in range(4):
             layer = f"{reader}.encoder.layer.{i}"
-            for part in ("attention", "crossattention")[: 1 + (i >= fusion)]:
+            for part in ("attention", "crossattention")[: 1 + (i >= 2)]:
                 for name in ("self.query", "self.key", "self.value", "output.dense"):
                     _layer(shapes, f"{layer}.{part}.{name}", width, width)
-                _layer(shapes, f"{layer}.{part}.output.LayerNorm", width, None)
-            _layer(shapes, f"{layer}.intermediate.dense", 4 * width, width)
-            _layer(shapes, f"{layer}.output.dense", width, 4 * width)
-            _layer(shapes, f"{layer}.output.LayerNorm", width, None)
-        head = f"text_encoder{m}.cls.predictions"
-        shapes[f"{head}.bias"] = (words,)
-        _layer(shapes, f"{head}.transform.dense", width, width)
-        _layer(shapes, f"{head}.transform.LayerNorm", width, None)
-        _layer(shapes, f"{head}.decoder", words, width)
+                _layer(shapes, f"{layer}.{part}.output.LayerNorm", width)
+            _layer(shapes, f"{layer}.intermediate.dense", *mlp["fc1"])
+            _layer(shapes, f"{layer}.output.dense", *mlp["fc2"])
+            _layer(shapes, f"{layer}.output.LayerNorm", width)
+        _layer(shapes, f"text_encoder{m}.cls.predictions.decoder", words, width)
         _layer(shapes, f"vision_proj{m}", dim, width)
         _layer(shapes, f"text_proj{m}", dim, width)
     _layer(shapes, "itm_head", 2, width)
     return shapes
 
 
-def beit3_checkpoint_shapes(width=128, layers=2, grid=2, words=64, places=24, patch=16):
+def beit3_checkpoint_shapes(width=128, words=64):
     """All that a BEiT-3 for retrieval holds, named as torchscale names it."""
-    shapes = {
-        "logit_scale": (),
-        "beit3.text_embed.weight": (words, width),
-        "beit3.vision_embed.mask_token": (1, 1, width),
-        "beit3.vision_embed.cls_token": (1, 1, width),
-        "beit3.vision_embed.proj.weight": (width, 3, patch, patch),
-        "beit3.vision_embed.proj.bias": (width,),
-        "beit3.encoder.embed_positions.A.weight": (grid * grid + 3, width),
-        "beit3.encoder.embed_positions.B.weight": (places, width),
-        "language_head.weight": (width, width),
-        "vision_head.weight": (width, width),
-    }
-    for way in "AB":
-        for i in range(layers):
-            layer = f"beit3.encoder.layers.{i}"
+    shapes = {"logit_scale": (), "beit3.text_embed.weight": (words, width)}
+    shapes |= {f"beit3.vision_embed.{name}_token": (1, 1, width) for name in ("mask", "cls")}
+    shapes |= {f"{name}_head.weight": (width, width) for name in ("language", "vision")}
+    _layer(shapes, "beit3.vision_embed.proj", width, 3, 16, 16)
+    for way, places in {"A": 7, "B": 24}.items():
+        shapes[f"beit3.encoder.embed_positions.{way}.weight"] = (places, width)
+        for layer in (f"beit3.encoder.layers.{i}" for i in range(2)):
             for part in ("k_proj", "v_proj", "q_proj", "out_proj"):
                 _layer(shapes, f"{layer}.self_attn.{part}.{way}", width, width)
-            _layer(shapes, f"{layer}.self_attn.inner_attn_ln.{way}", width, None)
-            _layer(shapes, f"{layer}.self_attn_layer_norm.{way}", width, None)
+            for norm in ("self_attn.inner_attn_ln", "self_attn_layer_norm", "final_layer_norm"):
+                _layer(shapes, f"{layer}.{norm}.{way}", width)
             _layer(shapes, f"{layer}.ffn.{way}.fc1", 4 * width, width)
             _layer(shapes, f"{layer}.ffn.{way}.fc2", width, 4 * width)
-            _layer(shapes, f"{layer}.ffn.{way}.ffn_layernorm", 4 * width, None)
-            _layer(shapes, f"{layer}.final_layer_norm.{way}", width, None)
-        _layer(shapes, f"beit3.encoder.layer_norm.{way}", width, None)
+            _layer(shapes, f"{layer}.ffn.{way}.ffn_layernorm", 4 * width)
+        _layer(shapes, f"beit3.encoder.layer_norm.{way}", width)
     return shapes
 
 
-def _layer(shapes, name, n_out, n_in):
-    shapes[f"{name}.weight"] = (n_out,) if n_in is None else (n_out, n_in)
-    shapes[f"{name}.bias"] = (n_out,)
+def _layer(shapes, name, *weight):
+    shapes |= {f"{name}.weight": weight, f"{name}.bias": weight[:1]}
 
 
 def save_vocabulary(folder):
@@ -307,16 +289,16 @@ def save_vocabulary(folder):
     return len(lines)
 
 
-def build_albef(folder, **sizes):
+def build_albef(folder):
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
-    state = fill(albef_checkpoint_shapes(words=save_vocabulary(folder), **sizes))
+    state = fill(albef_checkpoint_shapes(save_vocabulary(folder)))
     torch.save({"model": state, "epoch": 3}, folder / "albef.pth")
     return folder / "albef.pth"
 
 
-def build_beit3(folder, **sizes):
+def build_beit3(folder):
     import sentencepiece
     import torch
 
@@ -330,7 +312,7 @@ def build_beit3(folder, **sizes):
         minloglevel=9,
     )
     (folder / "beit3.spm").write_bytes(written.getvalue())
-    torch.save({"model": fill(beit3_checkpoint_shapes(**sizes))}, folder / "beit3.pth")
+    torch.save({"model": fill(beit3_checkpoint_shapes())}, folder / "beit3.pth")
     return folder / "beit3.pth"
 
 

@@ -1,5 +1,6 @@
 """Small files in the formats of Karpathy and COCO, and plain tables."""
 
+import csv
 import json
 
 import pyarrow as pa
@@ -13,23 +14,9 @@ from nnnorm.datasets import read_coco, read_karpathy, read_table
 
 
 def picture(number, split, n_sentences=5, **more):
-    sentences = [
-        {
-            "tokens": ["photo", str(number)],
-            "raw": f" Photo {number},\n sentence {place}. ",
-            "imgid": number,
-            "sentid": 5 * number + place,
-        }
-        for place in range(n_sentences)
-    ]
-    return {
-        "sentids": [sentence["sentid"] for sentence in sentences],
-        "imgid": number,
-        "sentences": sentences,
-        "split": split,
-        "filename": f"{number}.jpg",
-        **more,
-    }
+    raw = [f" Photo {number},\n sentence {place}. " for place in range(n_sentences)]
+    sentences = [{"tokens": ["photo", str(number)], "raw": text, "imgid": number} for text in raw]
+    return {"sentences": sentences, "split": split, "filename": f"{number}.jpg", **more}
 
 
 @pytest.fixture
@@ -71,9 +58,6 @@ def test_coco_lies_in_two_folders_and_its_restval_is_for_training(write_karpathy
     assert pairs.images == ("coco/val2014/0.jpg", "coco/val2014/1.jpg", "coco/train2014/2.jpg")
     assert pairs.split("train").tolist() == [1, 2]
     assert len(pairs.captions_of([1])) == 6
-    apart = read_karpathy(path, "coco", restval=False)
-    assert apart.split("train").tolist() == [2]
-    assert len(apart.images) == 3
 
 
 @pytest.mark.parametrize(
@@ -100,14 +84,8 @@ def test_another_kind_of_json_is_rejected_with_what_was_expected(write_karpathy,
 def write_coco(tmp_path):
     def save(split, ids, annotations):
         path = tmp_path / f"captions_{split}.json"
-        images = [
-            {"license": 5, "file_name": f"{n:012d}.jpg", "height": 427, "width": 640, "id": n}
-            for n in ids
-        ]
-        listed = [
-            {"image_id": image, "id": number, "caption": caption}
-            for number, (image, caption) in enumerate(annotations)
-        ]
+        images = [{"license": 5, "file_name": f"{n:012d}.jpg", "id": n} for n in ids]
+        listed = [{"image_id": image, "caption": caption} for image, caption in annotations]
         path.write_text(json.dumps({"info": {}, "images": images, "annotations": listed}))
         return path
 
@@ -143,10 +121,8 @@ def test_instances_instead_of_captions_are_rejected(write_coco, tmp_path):
         read_coco([path])
 
 
-def test_no_file_and_the_same_file_twice_are_rejected(write_coco):
+def test_the_same_file_twice_is_rejected(write_coco):
     path = write_coco("val2017", [1], [(1, "a")])
-    with pytest.raises(NNNormError, match="no file was given"):
-        read_coco([])
     with pytest.raises(NNNormError, match="pass each split once"):
         read_coco([path, path])
 
@@ -162,21 +138,18 @@ ROWS = [
 
 
 def write_table(path):
+    names = ("image", "caption", "split")
+    rows = [dict(zip(names, row, strict=True)) for row in ROWS]
     if path.suffix == ".parquet":
-        columns = dict(zip(("image", "caption", "split"), zip(*ROWS, strict=True), strict=True))
-        pa.parquet.write_table(pa.table({k: list(v) for k, v in columns.items()}), path)
-    elif path.suffix == ".csv":
-        lines = ["image,split,caption"]
-        for image, caption, split in ROWS:
-            quoted = caption.replace('"', '""')
-            lines.append(f'{image},{split},"{quoted}"')
-        path.write_text("\n".join(lines) + "\n\n", encoding="utf-8-sig")
+        pa.parquet.write_table(pa.Table.from_pylist(rows), path)
     elif path.suffix == ".jsonl":
-        names = ("image", "caption", "split")
-        lines = [json.dumps(dict(zip(names, row, strict=True))) for row in ROWS]
-        path.write_text("\n".join(lines))
+        path.write_text("\n".join(json.dumps(row) for row in rows))
     else:
-        path.write_text("\n".join("\t".join(row) for row in [("image", "caption", "split"), *ROWS]))
+        with open(path, "w", encoding="utf-8-sig", newline="") as file:
+            comma = "," if path.suffix == ".csv" else "\t"
+            writer = csv.DictWriter(file, ("image", "split", "caption"), delimiter=comma)
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])

@@ -1,6 +1,5 @@
 """The data set that ships: complete, disjoint, quick to load, and read by numpy as by torch."""
 
-import importlib
 import subprocess
 import sys
 import tracemalloc
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import nnnorm.datasets.shapes
-from nnnorm import NNN, NNNormError, NNNormWarning
+from nnnorm import NNN, NNNormError
 from nnnorm.datasets import load_shapes
 from nnnorm.datasets.shapes import COLORS, SHAPES
 from nnnorm.evaluation.hubness import count_occurrences
@@ -36,15 +35,9 @@ def test_every_role_of_a_search_is_there(shapes):
     assert shapes.other_references.shape == (5000, dim)
     assert np.array_equal(shapes.truth, np.arange(5000) // 5)
     assert np.array_equal(shapes.validation_truth, np.arange(5000) // 5)
-    texts = (
-        ("captions", "queries", "scenes"),
-        ("validation_captions", "validation_queries", "validation_scenes"),
-        ("reference_captions", "references", "reference_scenes"),
-        ("other_captions", "other_references", "other_scenes"),
-    )
-    for names in texts:
-        captions, embeddings, scenes = (getattr(shapes, name) for name in names)
-        assert len(captions) == len(embeddings) == 5 * len(scenes)
+    for name in ("", "validation_", "reference_", "other_"):
+        captions, scenes = getattr(shapes, f"{name}captions"), getattr(shapes, f"{name}scenes")
+        assert len(captions) == 5 * len(scenes)
 
 
 def test_embeddings_are_unit_rows_that_cannot_be_changed(shapes):
@@ -88,26 +81,6 @@ def test_numpy_reads_texts_as_the_trained_tower_did(shapes):
         expected = stored["check_vectors"]
     assert len(texts) == 32
     assert np.abs(shapes.encode_texts(texts) - expected).max() < 1e-4
-
-
-def test_numpy_reads_texts_as_torch_does_with_the_same_weights(shapes, monkeypatch):
-    torch = pytest.importorskip("torch")
-    monkeypatch.syspath_prepend(str(ROOT / "examples" / "shapes"))
-    model = importlib.import_module("model")
-    tower = shapes.text_tower
-    text = model.TextTower(*tower.features.shape, shapes.gallery.shape[1])
-    layers = {
-        "features.weight": tower.features,
-        "bias": tower.bias,
-        "middle.weight": tower.middle,
-        "middle.bias": tower.middle_bias,
-        "last.weight": tower.last,
-        "last.bias": tower.last_bias,
-    }
-    text.load_state_dict({name: torch.tensor(value) for name, value in layers.items()})
-    texts = list(shapes.captions[:200])
-    rows = model.index_features(texts, [*tower.words, *tower.pairs])
-    assert np.abs(model.encode_captions(text, rows) - shapes.encode_texts(texts)).max() < 1e-5
 
 
 def test_stored_embeddings_are_those_of_the_stored_texts(shapes):
@@ -154,28 +127,6 @@ def test_hubs_are_real_and_a_correction_helps(shapes):
     most = [count_occurrences(found.top1, 1000).max() for found in (raw, done)]
     assert most == pytest.approx([34, 25], abs=1)
     assert 100 * (done.recall(1) - raw.recall(1)) == pytest.approx(1.02, abs=0.1)
-
-
-@pytest.mark.slow
-def test_a_bank_without_the_captions_of_the_test_helps_as_much(shapes):
-    asked = set(shapes.captions)
-    kept = [place for place, text in enumerate(shapes.reference_captions) if text not in asked]
-    among = np.isin(shapes.captions, shapes.reference_captions).mean()
-    assert 100 * among == pytest.approx(3.4, abs=0.1)
-    bias = NNN().fit(shapes.gallery, shapes.references[kept])
-    done = evaluate(shapes.queries, shapes.gallery, bias, truth=shapes.truth)
-    assert 100 * done.recall(1) == pytest.approx(22.46, abs=0.1)
-
-
-def test_mismatched_past_queries_do_harm_with_the_papers_numbers_and_none_automatically(shapes):
-    raw = evaluate(shapes.queries, shapes.gallery, truth=shapes.truth)
-    paper = NNN.paper().fit(shapes.gallery, shapes.other_references)
-    done = evaluate(shapes.queries, shapes.gallery, paper, truth=shapes.truth)
-    assert 100 * done.recall(1) < 17
-    with pytest.warns(NNNormWarning, match="don't resemble"):
-        automatic = NNN().fit(shapes.gallery, shapes.other_references)
-    done = evaluate(shapes.queries, shapes.gallery, automatic, truth=shapes.truth)
-    assert done.recall(1) > raw.recall(1) - 0.003
 
 
 # --- the wheel, and the rebuild ------------------------------------------------------------------

@@ -27,14 +27,6 @@ def test_rows_come_in_the_order_of_the_texts_with_unit_norm_in_float32():
     np.testing.assert_allclose(rows, [[2 / 5**0.5, 1 / 5**0.5, 0], [0, 0, 1], [0, 1, 0]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 7, 100])
-def test_the_batch_size_changes_nothing(batch_size):
-    texts = ["a", "ab", "bc", "ccc", "ca", "b", "aa"]
-    np.testing.assert_array_equal(
-        Letters().encode_texts(texts, batch_size=batch_size), Letters().encode_texts(texts)
-    )
-
-
 def test_texts_beyond_the_context_are_counted_and_said():
     with pytest.warns(UserWarning, match=r"2 of 3 texts are longer than the 4 tokens that letters"):
         Letters().encode_texts(["aaaaa", "b", "abcabc"])

@@ -208,14 +208,6 @@ def test_the_sidecar_s_facts_name_model_weights_and_preprocessing(tiny_encoder, 
     json.dumps(about)
 
 
-def test_loading_leaves_the_library_s_settings(tiny_model):
-    from transformers.utils import logging
-
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    load_encoder(str(tiny_model("clip")), device="cpu")
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
-
-
 # --- models that do not fit ---------------------------------------------------------------------
 
 
@@ -267,15 +259,6 @@ def test_buffers_of_older_checkpoints_do_no_harm(copied, tiny_encoder):
     np.testing.assert_allclose(rows, tiny_encoder("clip").encode_texts(TEXTS), atol=1e-6)
 
 
-def test_weights_in_half_precision_are_widened(copied, tiny_encoder):
-    folder = copied("clip")
-    change_weights(
-        folder, lambda weights: weights.update({k: v.half() for k, v in weights.items()})
-    )
-    rows = load_encoder(str(folder), device="cpu").encode_texts(TEXTS)
-    np.testing.assert_allclose(rows, tiny_encoder("clip").encode_texts(TEXTS), atol=5e-3)
-
-
 def test_a_model_of_another_type_is_rejected(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(NNNormError, match=r"is of type 'bert', not a dual encoder"):
@@ -299,13 +282,6 @@ def test_a_folder_without_any_tokenizer_is_rejected_instead_of_knowing_no_words(
         path.unlink()
     with pytest.raises(NNNormError, match=r"tokenizer of model .* knows no words|can't be loaded"):
         load_encoder(str(folder), device="cpu")
-
-
-def test_a_tokenizer_that_can_only_be_loaded_is_rejected_before_the_work(copied):
-    folder = copied("clip")
-    (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(NNNormError, match=r"can't be loaded .*files missing, truncated or damaged"):
-        load_encoder(folder, device="cpu").encode_texts(["a dog"])
 
 
 def test_code_in_a_model_s_folder_is_never_run(copied):

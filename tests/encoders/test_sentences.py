@@ -71,16 +71,6 @@ def test_loading_any_model_prints_nothing(minilm, tiny_model):
     assert tiny.printed_by(code, minilm.name, str(tiny_model("clip"))) == ("", "")
 
 
-def test_texts_beyond_its_context_are_counted(minilm):
-    assert minilm.context == 256
-    assert minilm.count_cut(["word " * 254, "word " * 255]) == 1
-
-
-def test_it_takes_no_images(minilm):
-    with pytest.raises(NNNormError, match="encodes texts, not images"):
-        minilm.encode_images(["a.png"])
-
-
 def test_a_clip_folder_takes_images_and_texts_as_transformers_does(
     clip_folder, tiny_encoder, pictures
 ):

@@ -1,13 +1,14 @@
 """Missing rows that tables need are encoded with a real encoder, after all checks."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 from nnnorm import NNNormError
 from nnnorm.datasets import load_pairs
-from reproduction.encode import Source, check_sources, find_needed, read_sources
+from reproduction.encode import check_sources, find_needed, read_sources
 from reproduction.material import EmbeddingFolder, split_pairs
 from reproduction.paper import find_tables
 from tests import tiny
@@ -83,7 +84,7 @@ def test_from_pictures_to_a_table_in_one_command_that_continues(root, tiny_model
         *more, "--table", "ablation-coco-text", "--encoder", f"clip={tiny_model('siglip')}"
     )
     assert other.code == 1
-    assert "images.json were made with another" in other.stderr
+    assert "was made with other" in other.stderr
 
 
 @pytest.mark.slow
@@ -106,8 +107,7 @@ def test_from_pictures_to_the_figure_of_cross_attention_in_one_command(root, tin
     ("text", "words"),
     [
         ("[clip", "can't be read as TOML"),
-        ("[clip]\nname = 'x'", "needs source"),
-        ("[clip]\nsource = 'x'\nsize = 3", "unknown entry 'size'"),
+        ("[clip]\nsource = 'x'", 'expected clip = "…", a file, a folder or a hub name'),
     ],
 )
 def test_a_toml_file_with_mistakes_is_rejected(tmp_path, text, words):
@@ -124,10 +124,7 @@ def test_the_file_that_ships_names_all_rows_of_the_paper():
 
     path = Path(reproduction.__file__).with_name("models.toml")
     named = set(read_sources(path))
-    commented = set()
-    for line in path.read_text().splitlines():
-        if line.startswith("# [") and line.endswith("]"):
-            commented.add(line[3:-1])
+    commented = set(re.findall(r"(?m)^# ([a-z-]+) = ", path.read_text()))
     assert named | commented == set(load_paper().models.values())
     assert commented == {"clip-ft-flickr", "clip-ft-coco"}  # no published checkpoint is named
 
@@ -141,12 +138,12 @@ def test_every_path_is_checked_before_anything_is_loaded(root, tmp_path):
     needed = find_needed(folder, find_tables(["k-sweep-image"]), shorts)
     (tmp_path / "beit3.pth").write_bytes(b"")
     sources = {
-        "clip": Source(str(tmp_path / "no" / "clip")),
-        "albef-ft-coco": Source(str(tmp_path / "mscoco.pth")),
-        "beit-3": Source(str(tmp_path / "beit3.pth")),
+        "clip": str(tmp_path / "no" / "clip"),
+        "albef-ft-coco": str(tmp_path / "mscoco.pth"),
+        "beit-3": str(tmp_path / "beit3.pth"),
     }
     with pytest.raises(NNNormError) as found:
         check_sources(folder, needed, sources)
-    for words in ("1 pictures are not there", "no/clip", "mscoco.pth", "beit3.spm is not there"):
+    for words in ("1 pictures are not there", "no/clip", "mscoco.pth", "beit3.spm"):
         assert words in str(found.value)
     assert not (root / "clip").exists()

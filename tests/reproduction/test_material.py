@@ -168,13 +168,6 @@ def test_tasks_and_banks_are_the_rows_of_the_protocol(root):
     np.testing.assert_array_equal(np.asarray(second), images[parts.references.images])
 
 
-def test_a_foreign_bank_comes_from_the_other_data_set(root):
-    texts = np.load(root / "clip/flickr30k/texts.npy")
-    parts = split_pairs(load_pairs(root / "flickr30k.json"), share=0.2)
-    bank = EmbeddingFolder(root).open("CLIP", "coco").references("flickr30k", "texts", 0.2)
-    np.testing.assert_array_equal(np.asarray(bank), texts[parts.references.captions])
-
-
 def test_what_is_missing_is_named_with_how_it_is_made(root):
     folder = EmbeddingFolder(root)
     with pytest.raises(NotThere, match=r"there are no images in .*siglip/coco; --models or --enc"):

@@ -65,15 +65,6 @@ def test_cells_of_another_split_or_seed_are_not_taken(root):
     assert results.n_found == 0
 
 
-def test_only_a_bank_that_changed_makes_its_cells_new(root):
-    run(root, "full-coco-image")
-    rows = np.load(root / "clip/flickr30k/texts.npy")
-    np.save(root / "clip/flickr30k/texts.npy", rows[:, ::-1])
-    outcomes, results = run(root, "full-coco-image")
-    foreign = [o for o in outcomes if o.figure and o.experiment.bank == "flickr30k"]
-    assert results.n_kept == 2 * len(foreign) == 6  # by both rules
-
-
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"figure": {"value": "x"}}', "\x00\x01"])
 def test_a_damaged_cell_is_measured_again(root, content):
     first, _ = run(root)

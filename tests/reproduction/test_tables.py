@@ -1,8 +1,6 @@
 """Tables as people read them: in the paper's shape, a line per cell, the overview, and LaTeX."""
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -198,14 +196,3 @@ def test_the_tabulars_are_balanced_and_have_no_letter_that_latex_lacks(tables):
 def test_special_characters_and_bold_cells_are_written_for_latex():
     table = Table("50 %", ("", "a_b"), (("x & y", "−1"),), bold=frozenset({(0, 1)}))
     assert r"x \& y & \textbf{$-$1} \\" in make_latex([table])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
-def test_the_tabulars_compile(tables, tmp_path):
-    text = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n"
-    text += make_latex(tables) + "\\end{document}\n"
-    (tmp_path / "all.tex").write_text(text, encoding="utf-8")
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stdout.decode("latin-1")[-2000:]

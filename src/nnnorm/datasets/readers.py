@@ -21,9 +21,7 @@ _KARPATHY = "one of Karpathy's split files, such as dataset_flickr30k.json"
 _COCO = "a caption file of COCO, such as captions_val2017.json"
 
 
-def read_karpathy(
-    path: str | os.PathLike[str], images: str | os.PathLike[str] = ".", *, restval: bool = True
-) -> Pairs:
+def read_karpathy(path: str | os.PathLike[str], images: str | os.PathLike[str] = ".") -> Pairs:
     """Read images, captions and splits of a Karpathy split file."""
     about = read_json(path, _KARPATHY)
     pictures = about.get("images") if isinstance(about, dict) else None
@@ -42,9 +40,7 @@ def read_karpathy(
                 f"{path}: image {number} ({picture['filename']}) is in the split {split!r}; "
                 "expected train, val, test or restval"
             )
-        if split == "restval":
-            split = "train" if restval else ""
-        split_of[file] = split
+        split_of[file] = "train" if split == "restval" else split
     name = str(about.get("dataset") or Path(path).stem.removeprefix("dataset_"))
     return _make_pairs(name, split_of, rows)
 
@@ -53,8 +49,6 @@ def read_coco(
     paths: Sequence[str | os.PathLike[str]], images: str | os.PathLike[str] = "."
 ) -> Pairs:
     """Read images and captions of COCO's caption files, one split per file."""
-    if not paths:
-        raise NNNormError(f"no file was given; expected at least {_COCO}")
     split_of: dict[str, str] = {}
     rows: list[tuple[str, str]] = []
     for path in paths:

@@ -125,10 +125,8 @@ class Encoder:
     def check_modality(self, modality: Modality) -> None:
         """Raise an error unless this model supports the modality."""
         if modality not in self.modalities:
-            raise NNNormError(
-                f"{self.name} encodes {' and '.join(self.modalities)}, not {modality}; "
-                "choose another model"
-            )
+            known = " and ".join(self.modalities)
+            raise NNNormError(f"{self.name} encodes {known}, not {modality}; use another model")
 
     def count_cut(self, texts: Sequence[str]) -> int:
         """Count the texts that are longer than the context of the model."""
@@ -235,9 +233,8 @@ def load_encoder(
     except (NNNormError, ImportError, MemoryError):
         raise
     except Exception as error:  # the libraries, the hub and safetensors raise any kind
-        raise NNNormError(
-            f"model {model} can't be loaded ({first_line(error)}); {advice}"
-        ) from error
+        words = f"model {model} can't be loaded ({first_line(error)}); {advice}"
+        raise NNNormError(words) from error
 
 
 def _recognize(path: Path) -> Library:
@@ -281,10 +278,8 @@ def pick_device(device: str) -> str:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
-        raise NNNormError(
-            f"device {device!r} can't be used here ({first_line(error)}); "
-            "try auto, cpu, cuda, cuda:1 or mps"
-        ) from error
+        words = f"device {device!r} can't be used here ({first_line(error)})"
+        raise NNNormError(f"{words}; try auto, cpu, cuda, cuda:1 or mps") from error
     return device
 
 

@@ -10,41 +10,29 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import (
-    Dtype,
-    Encoder,
-    Modality,
-    check_vocabulary,
-    hash_weights,
-    to_numpy,
-)
+from nnnorm.encoders.encoder import Dtype, Encoder, check_vocabulary, hash_weights, to_numpy
 from nnnorm.errors import NNNormError, require
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 Tensor: TypeAlias = Any
 
 
-class _Kind(NamedTuple):
-    architecture: str
-    modalities: tuple[Modality, ...] = ("images", "texts")
-    # XLM-R and RoBERTa count positions from after the id of the padding, so that some are unused.
-    has_shifted_positions: bool = False
-
-
-_KINDS = {
-    "align": _Kind("AlignModel"),
-    "altclip": _Kind("AltCLIPModel", has_shifted_positions=True),
-    "blip": _Kind("BlipForImageTextRetrieval"),
-    "clap": _Kind("ClapModel", ("audio", "texts"), has_shifted_positions=True),
-    "clip": _Kind("CLIPModel"),
-    "siglip": _Kind("SiglipModel"),
-    "siglip2": _Kind("Siglip2Model"),
+_ARCHITECTURES = {
+    "align": "AlignModel",
+    "altclip": "AltCLIPModel",
+    "blip": "BlipForImageTextRetrieval",
+    "clap": "ClapModel",
+    "clip": "CLIPModel",
+    "siglip": "SiglipModel",
+    "siglip2": "Siglip2Model",
 }
+# XLM-R and RoBERTa count positions from after the id of the padding, so that some are unused.
+_SHIFTED = ("altclip", "clap")
 # The authors of BLIP clean captions, in training and evaluation, and read so much of them.
 _BLIP_WORDS, _BLIP_TOKENS = 30, 35
 _BLIP_TOWERS = {"text": ("text_encoder", "text_proj"), "image": ("vision_model", "vision_proj")}
@@ -61,14 +49,15 @@ class HuggingFace(Encoder):
         # By default the library may ask at the terminal whether to run code of the model.
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
         self._config = config = transformers.AutoConfig.from_pretrained(model, **options)
-        if config.model_type not in _KINDS:
+        if config.model_type not in _ARCHITECTURES:
             raise NNNormError(
                 f"model {model} is of type {config.model_type!r}, not a dual encoder known here: "
-                f"{', '.join(_KINDS)}, or sentence-transformers (with modules.json)"
+                f"{', '.join(_ARCHITECTURES)}, or sentence-transformers (with modules.json)"
             )
-        kind, self._type = _KINDS[config.model_type], config.model_type
-        self.name, self.modalities = model, kind.modalities
-        self.model = load_pretrained(model, kind.architecture, options)
+        architecture, self._type = _ARCHITECTURES[config.model_type], config.model_type
+        self.name, hears = model, self._type == "clap"
+        self.modalities = ("audio" if hears else "images", "texts")
+        self.model = load_pretrained(model, architecture, options)
         self.model.to(self._device, self._dtype)
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(model, **options)
         check_vocabulary(self._tokenizer, model)
@@ -76,7 +65,7 @@ class HuggingFace(Encoder):
         # SigLIP 2 needs lower case, and some of its tokenizers do not do it.
         asked = bool(self._tokenizer.init_kwargs.get("do_lower_case", False))
         self._lowers = self._type == "siglip2" or (self._type == "siglip" and asked)
-        if "images" in kind.modalities:
+        if not hears:
             # Without torchvision, in versions 4 and 5.
             is_old = transformers.__version__.startswith("4.")
             options |= {"use_fast": False} if is_old else {"backend": "pil"}
@@ -84,18 +73,18 @@ class HuggingFace(Encoder):
             preprocessing = json.loads(self._processor.to_json_string())
         else:
             preprocessing = self._load_sounds(options)
-        self.context = self._find_context(kind)
+        self.context = self._find_context()
         self.dim = self.embed_texts(["a"]).shape[1]
         texts = {"tokenizer": type(self._tokenizer).__name__, "max_length": self.context}
         texts |= {"padding": self._padding, "lower_case": self._lowers or self._cleans}
         if self._cleans:
             texts["cleaned"] = f"as by BLIP's authors, at most {_BLIP_WORDS} words"
         self.about = {
-            "architecture": kind.architecture,
+            "architecture": architecture,
             "revision": None if Path(model).is_dir() else getattr(config, "_commit_hash", None),
             "weights_sha256": hash_weights(model),
-            "preprocessing": {"texts": texts, kind.modalities[0]: preprocessing},
-            "normalization": f"unit norm, by {'the model' if self._type == 'clap' else 'nnnorm'}",
+            "preprocessing": {"texts": texts, self.modalities[0]: preprocessing},
+            "normalization": f"unit norm, by {'the model' if hears else 'nnnorm'}",
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
@@ -189,9 +178,9 @@ class HuggingFace(Encoder):
         seconds = sounds.nb_max_samples / self.rate
         return f"mono, {self.rate} Hz, the first {seconds:g} s, shorter ones: {sounds.padding}"
 
-    def _find_context(self, kind: _Kind) -> int:
+    def _find_context(self) -> int:
         text = self._config.text_config
-        shift = text.pad_token_id + 1 if kind.has_shifted_positions else 0
+        shift = text.pad_token_id + 1 if self._type in _SHIFTED else 0
         longest = [self._tokenizer.model_max_length, text.max_position_embeddings - shift]
         return int(min(*longest, _BLIP_TOKENS) if self._cleans else min(longest))
 

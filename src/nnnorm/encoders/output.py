@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,9 @@ def encode_to_folder(
         ids = items.keys()
     about = _describe(encoder, modality, items, ids)
     if folder.exists():
-        return Encoded(folder, _read_about(folder, about), len(items))
+        return Encoded(folder, read_about(folder / _ABOUT, about), len(items))
     if growing.exists():
-        about = _read_about(growing, about)
+        about = read_about(growing / _ABOUT, about)
     n_done = int((growing / _DONE).read_text()) if (growing / _DONE).exists() else 0
     # Batches begin at the same rows as before, so that the bits are the same.
     n_done -= n_done % batch_size
@@ -135,22 +135,21 @@ def _are_names(items: Sequence[Any]) -> bool:
     return isinstance(items[0], (str, os.PathLike)) and isinstance(items, (list, tuple))
 
 
-def _read_about(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the about.json of existing embeddings, if it is that of the same work."""
+def read_about(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what existing embeddings were made with; raise if it is something else."""
     try:
-        found: dict[str, Any] = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise NNNormError(
-            f"cannot write {folder}: it exists, and has no {_ABOUT} of `nnnorm encode`; choose "
-            "another output"
-        ) from error
+        words = f"cannot write {path.parent}: it exists, and has no {path.name} of `nnnorm encode`"
+        raise NNNormError(f"{words}; choose another output") from error
     moves = {"model"} if about.get("weights_sha256") else set()  # with a hash, it may have moved
     for key in about:
         if key not in moves and found.get(key) != about[key]:
             was, now = (str(one.get(key))[:60] for one in (found, about))
             raise NNNormError(
-                f"cannot continue {folder}: it was made with other {key.removesuffix('_sha256')} "
-                f"({was}; now {now}); choose another output, or remove it"
+                f"cannot continue {path.parent}: it was made with other "
+                f"{key.removesuffix('_sha256')} ({was}; now {now}); choose another output, or "
+                "remove it"
             )
     return found
 
