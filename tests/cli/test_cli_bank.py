@@ -107,16 +107,6 @@ def test_fit_calls_a_sample_a_sample(files):
     assert "from 400 past queries (10 sampled)" in done.stdout
 
 
-def test_fit_says_how_many_queries_are_unique(files):
-    done = run(
-        "fit", "--gallery", "gallery.npy", "--references", "log.npy", "--normalize",
-        "-o", "bias.safetensors",
-    )  # fmt: skip
-    n_unique = Bias.load("bias.safetensors").params["n_unique"]
-    words = " ".join(done.stdout.split())
-    assert f"60 items from 200 past queries ({n_unique} unique)" in words
-
-
 def test_allow_gallery_rows_are_refused_unless_they_are_asked_for(files):
     given = ("--gallery", "gallery.npy", "--references", "gallery.npy", "--normalize")
     done = run("fit", *given, "-o", "bias.safetensors")

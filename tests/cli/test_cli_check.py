@@ -156,17 +156,6 @@ def test_a_group_without_a_command_prints_its_help(group):
     assert bare.stderr == ""
 
 
-def test_no_summary_is_cut_and_values_have_names(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    text = run("--help").stdout
-    assert "..." not in text.partition("Commands:")[2]
-    assert "Report hubs, the expected effect, and what to do." in text
-    help_text = run("fit", "--help").stdout
-    assert "--gallery FILE" in help_text
-    assert "--set NAME=VALUE" in help_text
-    assert "int range" not in run("check", "--help").stdout
-
-
 def test_a_shell_completes_commands_and_options():
     def complete(words):
         asked = {"_NNNORM_COMPLETE": "complete_bash", "COMP_WORDS": words}

@@ -43,13 +43,10 @@ def test_evaluate_measures_before_and_after(problem):
     assert after["recall_at_1"] == pytest.approx(recall(problem, bias))
     assert after["gain"]["mean"] == pytest.approx(recall(problem, bias) - recall(problem))
     assert {"mrr", "median_rank", "ndcg_at_10", "hubness"} <= set(after)
+    assert run_json("evaluate", *FILES)["results"] == [before]
+    assert before["gain"] is None
     table = run("evaluate", *FILES, "--bias", "bias.safetensors").stdout
     assert f"{100 * recall(problem, bias):.2f}" in table
-
-
-def test_evaluate_without_a_bias_is_a_plain_measurement(problem):
-    (only,) = run_json("evaluate", *FILES)["results"]
-    assert only["gain"] is None
 
 
 def test_evaluate_lists_the_hubs_and_what_becomes_of_them(problem):
@@ -166,6 +163,8 @@ def test_ids_that_cannot_be_read_are_one_sentence(problem, tmp_path):
     assert_fails(run("search", *FILES[:4], "--ids", "no.txt"), "there is no file of ids no.txt")
     (tmp_path / "ids.json").write_text("{}")
     assert_fails(run("search", *FILES[:4], "--ids", "ids.json"), "must hold a list of ids")
+    words = "ids must be one-dimensional; queries.npy has the shape (120, 12)"
+    assert_fails(run("search", *FILES[:4], "--ids", "queries.npy"), words)
 
 
 # --- mistakes ------------------------------------------------------------------------------------

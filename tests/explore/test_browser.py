@@ -254,12 +254,6 @@ def test_a_cell_of_the_heat_map_sets_k_and_alpha(open_page, address):
     until(page, "location.hash.includes('alpha=0.875')")
 
 
-def test_the_bank_is_shown(open_page, address):
-    page = open_page(f"{address}#bank")
-    page.wait_for_selector(".bars li")
-    assert "2,000" in page.text_content(".tiles")
-
-
 def test_tabs_are_moved_by_the_arrow_keys(open_page, address):
     page = open_page(address)
     page.wait_for_selector("#after li")

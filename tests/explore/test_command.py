@@ -61,24 +61,22 @@ def read_answers(folder):
 
 
 def test_files_become_material(files):
-    found = open_material(
-        **inputs(
-            files,
-            truth="truth.npy",
-            captions="captions.txt",
-            query_captions="asked.csv",
-            metadata="items.jsonl",
-            images="pictures",
-        )
-    )
+    texts = {"captions": "captions.txt", "query_captions": "asked.csv"}
+    known = {"truth": "truth.npy", "metadata": "items.jsonl", "images": "pictures"}
+    found = open_material(**inputs(files, **texts, **known))
     assert found.describe_item(3) == "item 3"
     assert found.describe_query(2) == nnnorm.load_shapes().captions[2]
-    assert found.filters() == {"kind": ["even", "odd"]} | {
-        "n": sorted(str(n) for n in range(N_ITEMS))
-    }
+    numbers = sorted(str(n) for n in range(N_ITEMS))
+    assert found.filters() == {"kind": ["even", "odd"], "n": numbers}
     assert found.right_items(7) == [1]
     assert found.pictures.find(4).name == "4.png"  # by its name, not by its place in the folder
     assert found.options["gallery"] == str(files / "gallery.npy")
+
+
+def open_served(folder, url):
+    return open_material(
+        index=url, queries=folder / "queries.npy", references=folder / "references.npy"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +89,7 @@ def served(files):
     url = f"faiss:{files / 'index'}"
     metadata = [{"kind": "ab"[n % 2]} for n in range(N_ITEMS)]
     nnnorm.build_index(url, gallery, corrector, metadata=metadata).close()
-    return open_material(
-        index=url, queries=files / "queries.npy", references=files / "references.npy"
-    )
+    return open_served(files, url)
 
 
 def test_an_index_is_seen_as_it_serves(files, served):
@@ -123,11 +119,7 @@ def test_the_password_of_an_index_is_neither_on_the_page_nor_in_its_export(
 ):
     opened = nnnorm.open_index(served.options["index"])
     monkeypatch.setattr("nnnorm.explore.material.open_index", lambda url: opened)
-    found = open_material(
-        index="pgvector://me:s3cret@box/photos",
-        queries=files / "queries.npy",
-        references=files / "references.npy",
-    )
+    found = open_served(files, "pgvector://me:s3cret@box/photos")
     views = Views(session := Session(found))
     method = session.open_method("index", {})
     shown = repr((views.about(), views.search(method, query=3), found.served, found.options))
@@ -150,11 +142,7 @@ def test_queries_of_an_index_of_unit_rows_are_divided_by_their_norms(files, tmp_
     nnnorm.build_index(f"faiss:{tmp_path / 'unit'}", gallery, corrector).close()
     np.save(tmp_path / "queries.npy", 5 * np.load(files / "queries.npy"))
     np.save(tmp_path / "references.npy", references)
-    found = open_material(
-        index=f"faiss:{tmp_path / 'unit'}",
-        queries=tmp_path / "queries.npy",
-        references=tmp_path / "references.npy",
-    )
+    found = open_served(tmp_path, f"faiss:{tmp_path / 'unit'}")
     for rows in (found.queries, found.references, found.gallery):
         np.testing.assert_allclose(rows.norm_range, 1, atol=1e-5)
 

@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -14,14 +15,7 @@ from hypothesis import strategies as st
 
 from nnnorm import Bias, NNNormError, load_shapes, open_embeddings
 from nnnorm.evaluation import open_truth
-from nnnorm.explore import (
-    FolderPictures,
-    Material,
-    Session,
-    listen,
-    make_app,
-    record,
-)
+from nnnorm.explore import FolderPictures, Material, Session, listen, make_app, record
 from nnnorm.explore.pictures import Thumbnails
 from nnnorm.explore.session import result_of, start
 from nnnorm.explore.views import Views
@@ -38,33 +32,26 @@ def test_the_page_and_its_files_are_served_with_a_strict_policy(client):
         headers = client.get(path).headers
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
-        assert "http" not in policy
+        assert not {"unsafe", "http"} & set(re.findall("[a-z]+", policy))
         assert headers["x-content-type-options"] == "nosniff"
 
 
 def test_no_file_of_the_page_names_another_machine(client):
     for path in ("/", "/static/page.css", "/static/main.js", "/static/core.js"):
         text = client.get(path).text.replace("http://www.w3.org/2000/svg", "")
-        assert "http://" not in text
-        assert "https://" not in text
-        assert "<style" not in text
-        assert " style=" not in text
+        assert not re.search("https?://|<style| style=", text)
+
+
+NOT_OURS = ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "localhost.evil.example"]
+NOT_OURS += ["", "[::1", "192.168.1.4:8765"]
+ELSEWHERE = ["http://evil.example", "null", "http://127.0.0.1:1234"]
 
 
 @pytest.mark.parametrize(
     "headers",
     [
-        {"host": "evil.example"},
-        {"host": "evil.example:8765"},
-        {"host": "127.0.0.1.evil.example"},
-        {"host": "localhost.evil.example"},
-        {"host": ""},
-        {"host": "[::1"},
-        {"host": "192.168.1.4:8765"},
-        {"origin": "http://evil.example"},
-        {"origin": "null"},
-        {"origin": "http://127.0.0.1:1234"},
+        *({"host": host} for host in NOT_OURS),
+        *({"origin": origin} for origin in ELSEWHERE),
         {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
     ],
 )

@@ -48,10 +48,7 @@ def query_pipeline(store, corrector, **settings):
 def ask(pipeline, case, k=10, **options):
     found = []
     for query in case.queries:
-        inputs = {
-            "corrector": {"embedding": embed(query)},
-            "retriever": {"top_k": k, **options},
-        }
+        inputs = {"corrector": {"embedding": embed(query)}, "retriever": {"top_k": k, **options}}
         hits = pipeline.run(inputs)["retriever"]["documents"]
         found.append([document.content for document in hits])
     return found
@@ -101,15 +98,9 @@ def test_documents_keep_what_they_have_and_the_given_ones_are_not_changed(case):
     assert DocumentCorrector(case.corrector).run([]) == {"documents": []}
 
 
-def test_a_pipeline_is_saved_with_the_path_and_finds_the_same(case, store, tmp_path):
+def test_a_pipeline_is_saved_with_the_path_and_finds_the_same(case, tmp_path):
     path = tmp_path / "corrector.safetensors"
     case.corrector.save(path)
-    saved = query_pipeline(store, path, weight=0.5).get_component("corrector").to_dict()
-    assert saved["init_parameters"] == {
-        "corrector": str(path),
-        "weight": 0.5,
-        "fingerprint": case.corrector.fingerprint,
-    }
     pipeline = Pipeline()
     pipeline.add_component("documents", DocumentCorrector(path))
     pipeline.add_component("query", QueryCorrector(path, weight=0.5))

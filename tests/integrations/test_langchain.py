@@ -65,12 +65,6 @@ def test_hits_have_the_confidence_of_the_exact_search(case, weight):
         search_with_confidence(InMemoryVectorStore(Model()), "what")
 
 
-def test_so_it_does_with_a_filter(case, exact):
-    rare = [text for text in case.texts if kind_of(text) == "rare"]
-    found = ask(fill(case), case, filter=lambda document: document.metadata["kind"] == "rare")
-    assert found == exact(rare)
-
-
 def test_so_it_does_with_documents_that_come_later(case, exact):
     store = fill(case)
     for document in documents(case.later):

@@ -41,18 +41,14 @@ def test_candidates_are_ranked_by_their_places_in_the_list(case):
     given = {name: [IDS[(7 * n + 3 * i) % 60] for i in range(8)] for n, name in names.items()}
     given["q3"] = []
     scores, places = ask(index, case, k=5, top_ranked=given, query_idx_to_id=names)
-    full = nnnorm.ranking.score_matrix(
-        embed_all(case.queries),
-        embed_all(case.texts),
-        case.corrector.bias,
-        normalize=case.corrector.normalize,
-    )
+    asked, stored = embed_all(case.queries), embed_all(case.texts)
+    normalize = case.corrector.normalize
+    full = nnnorm.ranking.score_matrix(asked, stored, case.corrector.bias, normalize=normalize)
     for n, name in names.items():
         own = [full[n, IDS.index(document)] for document in given[name]]
         assert places[n] == np.argsort(own)[::-1][:5].tolist()
-        assert (
-            np.ptp([scores[n][i] - own[place] for i, place in enumerate(places[n])] or [0]) < 1e-5
-        )
+        away = [scores[n][i] - own[place] for i, place in enumerate(places[n])]
+        assert np.ptp(away or [0]) < 1e-5
     with pytest.raises(NNNormError, match="top_ranked needs query_idx_to_id"):
         ask(index, case, top_ranked=given)
 

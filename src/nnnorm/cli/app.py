@@ -32,12 +32,7 @@ from nnnorm.version import __version__
 
 # Ends and usage errors; the third in the line of BadParameter is the base of all usage errors,
 # which is not exported by every version of Typer.
-_NOT_OURS: tuple[type[BaseException], ...] = (
-    BrokenPipeError,
-    typer.Exit,
-    typer.Abort,
-    typer.BadParameter.__mro__[2],
-)
+_NOT_OURS: Any = (BrokenPipeError, typer.Exit, typer.Abort, typer.BadParameter.__mro__[2])
 INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it
 
 

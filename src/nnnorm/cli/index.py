@@ -22,11 +22,7 @@ from nnnorm.index import CorrectedIndex, build_index, copy_index, open_index, ve
 from nnnorm.ranking import Ranking
 from nnnorm.tables import read_ids, read_objects
 
-index_app = typer.Typer(
-    cls=HelpfulGroup,
-    help=COMMANDS["index"][1],
-    rich_markup_mode=None,
-)
+index_app = typer.Typer(cls=HelpfulGroup, help=COMMANDS["index"][1], rich_markup_mode=None)
 app.add_typer(index_app, name="index")
 
 _GROUPS = "Groups of the items: a file, or a key of --metadata."

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import input_checks, methods
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, drop_copies
@@ -27,24 +28,7 @@ from nnnorm.evaluation.metrics import Evaluation, evaluate, open_truth, warn_of_
 from nnnorm.evaluation.results import Interval, Record
 from nnnorm.evaluation.tuning import Trial
 from nnnorm.files import Progress
-from nnnorm.input_checks import (
-    FEW_QUERIES,
-    LIKE_ITEMS,
-    MISMATCH_WARNING_Z,
-    hint_of_swap,
-    mismatch_z,
-    warn_of_items,
-)
-from nnnorm.methods import (
-    NNN,
-    MethodName,
-    describe_setting,
-    is_mismatched,
-    label_method,
-    make_method,
-    open_groups,
-    open_references,
-)
+from nnnorm.methods import NNN, MethodName
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
@@ -138,7 +122,7 @@ class Check(Record):
     @property
     def is_mismatched(self) -> bool:
         """Whether the past queries come from another source, and no labels show that they help."""
-        return self.verdict == "try" and (self.z or 0) > MISMATCH_WARNING_Z
+        return self.verdict == "try" and (self.z or 0) > input_checks.MISMATCH_WARNING_Z
 
     def name_item(self, item: int) -> str:
         """Return the id of an item, or its row number if there are no ids."""
@@ -185,10 +169,10 @@ class Check(Record):
             elif self.expectation == "little":
                 why = "it would change next to nothing"
             return f"no correction needed: {why}."
-        setting = describe_setting(chosen.method, chosen.params, ", ", " = ")
-        how = f"{label_method(chosen.method)}, {setting} ({self.recommended} settings)"
+        setting = methods.describe_setting(chosen.method, chosen.params, ", ", " = ")
+        how = f"{methods.label_method(chosen.method)}, {setting} ({self.recommended} settings)"
         if self.recommended == "mixed":
-            how = f"{label_method(chosen.method)} with groups"
+            how = f"{methods.label_method(chosen.method)} with groups"
         if self.verdict == "correct":
             return f"use {how}."
         if self.recall_at_1 is None:
@@ -376,29 +360,30 @@ def check(
             return Check(verdict="leave", **about)
         lines = ("bank = nnnorm.Bank.of(queries)", "bias = nnnorm.NNN().fit(gallery, bank)")
         return Check(verdict="unknown", next=lines, **about)
-    bank = open_references(references, normalize=normalize)
+    bank = methods.open_references(references, normalize=normalize)
     warn_of_overlap(bank, asked)
     fit: dict[str, Any] = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
     # The verdict covers these warnings.
-    with quiet("the past queries don't resemble"), quiet(LIKE_ITEMS):
+    with quiet("the past queries don't resemble"), quiet(input_checks.LIKE_ITEMS):
         bias = NNN().fit(items, bank, groups=groups, **fit, **run)
-    z = mismatch_z(bank, asked if right is None else asked.subset(right.one_per_cluster))
-    with_items = not allow_gallery_rows and warn_of_items(bank, items, asked)
-    if z > MISMATCH_WARNING_Z and (hint := hint_of_swap(items, asked)):
+    unrelated = asked if right is None else asked.subset(right.one_per_cluster)
+    z = input_checks.mismatch_z(bank, unrelated)
+    with_items = not allow_gallery_rows and input_checks.warn_of_items(bank, items, asked)
+    if z > input_checks.MISMATCH_WARNING_Z and (hint := input_checks.hint_of_swap(items, asked)):
         warn(f"{bank.name} do not look like the queries{hint}")
     corrected, hits = look(bias)
     automatic = Measured(bias.method, dict(bias.params), **measure(corrected, hits))
     expectation, reasons = _expect(bias, automatic.moved, z, with_items)
+    about |= {"expectation": expectation, "automatic": automatic}
     labels, apart = None, 0.0
     if groups is None:
         labels, apart = find_clusters(items, bank, bias.reference_k or 1)
-    tuned = better = mixed = within = None
     if labels is not None and apart > FAR_APART:
         with quiet():
             named = np.where(labels, "second", "first")
             bias = NNN().fit(items, bank, groups=named, **fit, **run)
         n_second = int(labels.sum())
-        mixed = Mixed(
+        about["mixed"] = mixed = Mixed(
             bias.method,
             dict(bias.params),
             **measure(*look(bias)),
@@ -412,14 +397,14 @@ def check(
     elif right is not None and raw is not None and corrected is not None:
         with quiet():  # of what was warned of above
             used = drop_copies(bank, duplicates, progress)
-        labeled = open_groups(groups, len(items))
+        labeled = methods.open_groups(groups, len(items))
         trial = Trial([NNN().name], items, used, None, asked, right, groups=labeled, **run)
         number = trial.choose("one-standard-error")
         crossed = trial.cross_fit("one-standard-error", seed=seed)
         best = trial.settings[number]
         _, hits = look(trial.bias(number) if number else None, trial.evaluation(number))
-        tuned = Measured(best.name, dict(best.params), **measure(crossed, hits))
-        better = crossed.gain_over(corrected, seed=seed)
+        about["tuned"] = Measured(best.name, dict(best.params), **measure(crossed, hits))
+        about["better"] = crossed.gain_over(corrected, seed=seed)
         if _asks_for_others(bank, items, raw):
             rows = np.unique(right.items)
             some = replace(right, items=np.searchsorted(rows, right.items))
@@ -430,25 +415,19 @@ def check(
             before, after = (
                 evaluate(asked, asked_for, one, truth=some, **run) for one in (None, own)
             )
-            within = after.gain_over(before, seed=seed)
-    verdict, recommended = _judge(expectation, automatic, tuned, better, mixed, within)
+            about["within"] = after.gain_over(before, seed=seed)
     report = Check(
-        verdict=verdict,
-        expectation=expectation,
+        verdict="unknown",
         reasons=reasons,
         reliability=bias.params.get("reliability"),
         density=bias.params.get("density"),
         z=None if math.isnan(z) else z,
-        automatic=automatic,
-        tuned=tuned,
-        mixed=mixed,
-        recommended=recommended,
-        better=better,
-        within=within,
         n_references=bias.n_references,
         n_needed=_count_needed(automatic, len(asked)),
         **about,
     )
+    verdict, recommended = _judge(report, automatic)
+    report = replace(report, verdict=verdict, recommended=recommended)
     if recommended is None:
         return report
     options: dict[str, Any] = {"recent": "queries"} if report.is_mismatched else {}
@@ -457,7 +436,7 @@ def check(
     is_tuned = recommended == "tuned"
     options |= {"duplicates": repr(duplicates)} if is_tuned or duplicates == "keep" else {}
     options |= {"allow_gallery_rows": True} if allow_gallery_rows else {}
-    return replace(report, next=_next_lines(tuned if is_tuned else None, options))
+    return replace(report, next=_next_lines(report.tuned if is_tuned else None, options))
 
 
 def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bool:
@@ -485,12 +464,12 @@ def _expect(
     reasons = []
     if with_items:
         reasons.append("they are items, not queries, which makes results worse")
-    elif z > MISMATCH_WARNING_Z:
+    elif z > input_checks.MISMATCH_WARNING_Z:
         reasons.append("they are not like the queries, which may make results worse")
-    if is_mismatched(bias.params, bias.n_references or 0, len(bias)):
+    if methods.is_mismatched(bias.params, bias.n_references or 0, len(bias)):
         reasons.append("they don't resemble what this gallery is searched for")
     n_queries = bias.params.get("n_unique", bias.n_references or 0)
-    if n_queries < FEW_QUERIES:
+    if n_queries < input_checks.FEW_QUERIES:
         reasons.append(f"{n_queries} are too few to judge by")
     elif reliability < _LEAST_RELIABLE:
         reasons.append("they don't tell hubs from noise")
@@ -499,29 +478,23 @@ def _expect(
     return ("unclear" if reasons else "help"), tuple(reasons)
 
 
-def _judge(
-    expectation: Expectation,
-    automatic: Measured,
-    tuned: Measured | None,
-    better: Interval | None,
-    mixed: Measured | None,
-    within: Interval | None,
-) -> tuple[Verdict, Recommended]:
+def _judge(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
+    tuned, mixed, within = found.tuned, found.mixed, found.within
     if mixed is not None and mixed.gain is None:
         return "try", "mixed"
     best = automatic
     recommended: Recommended = "automatic"
     # If past queries ask for other items, tuning chooses too large a weight.
-    is_better = within is None and better is not None and better.low > 0
+    is_better = within is None and found.better is not None and found.better.low > 0
     if is_better and tuned is not None and tuned.params and tuned.is_sure:
         best, recommended = tuned, "tuned"
     if mixed is not None and mixed.is_sure and _mean(mixed) > max(0.0, _mean(automatic)):
         best, recommended = mixed, "mixed"
-    verdict = _WITHOUT_LABELS[expectation]
+    verdict = _WITHOUT_LABELS[found.expectation]
     if best.is_sure:
         verdict = "correct" if _mean(best) > 0 else "leave"
     elif best.gain is not None:
-        verdict = "leave" if expectation == "little" else "try"
+        verdict = "leave" if found.expectation == "little" else "try"
     if verdict == "correct" and within is not None and within.low <= 0:
         verdict = "try"
     return verdict, None if verdict == "leave" else recommended
@@ -543,7 +516,7 @@ def _count_needed(measured: Measured, n_queries: int) -> int | None:
 def _next_lines(tuned: Measured | None, options: dict[str, Any]) -> tuple[str, str]:
     more = "".join(f", {name}={value}" for name, value in options.items())
     also = f", normalize={options['normalize']}" if "normalize" in options else ""
-    method = "NNN()" if tuned is None else repr(make_method(tuned.method, **tuned.params))
+    method = "NNN()" if tuned is None else repr(methods.make_method(tuned.method, **tuned.params))
     fit = f"bias = nnnorm.{method}.fit(gallery, references{more})"
     if "recent" in options:
         fit = f"bias = nnnorm.Corrector.fit(gallery, references{more}).bias"

@@ -298,10 +298,8 @@ class Diagnosis(Record):
 
     def __repr__(self) -> str:
         after = "" if self.after is None else f", {self.after.max:,} after {self.method}"
-        return (
-            f"Diagnosis({self.n_queries:,} queries, {self.n_gallery:,} items, "
-            f"most retrieved {self.before.max:,} times{after})"
-        )
+        sizes = f"{self.n_queries:,} queries, {self.n_gallery:,} items"
+        return f"Diagnosis({sizes}, most retrieved {self.before.max:,} times{after})"
 
     def name_item(self, item: int) -> str:
         """Return the id of an item, or its row number if there are no ids."""

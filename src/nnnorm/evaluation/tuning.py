@@ -99,11 +99,8 @@ class Tuning(Record):
 
     def __repr__(self) -> str:
         setting = describe_setting(self.best.method, self.best.params)
-        best = f"{self.best.method} {setting}".strip()
-        return (
-            f"Tuning({len(self.grid):,} settings, {self.n_queries:,} queries, best: {best}, "
-            f"R@1 {100 * self.best.recall_at_1:.1f} %)"
-        )
+        best = f"{self.best.method} {setting}, R@1 {100 * self.best.recall_at_1:.1f} %"
+        return f"Tuning({len(self.grid):,} settings, {self.n_queries:,} queries, best: {best})"
 
 
 class Trial:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from nnnorm.errors import NNNormError
 from nnnorm.explore.material import Served
 from nnnorm.explore.session import Session, Setting, draw_some
 from nnnorm.explore.views import View, Views, to_json
-from nnnorm.files import Progress, make_folder, write_whole
+from nnnorm.files import Progress, make_folder
 
 STATIC = Path(__file__).parent / "static"
 # The order in which the modules of the page need each other.
@@ -65,9 +65,10 @@ def _write_export(recording: "_Recording", folder: Path) -> list[str]:
         "pictures": _write_pictures(session, folder / "pictures", recording.items),
     }
     script = to_json(found).replace("</", "<\\/")
-    _write(folder / "recorded.js", f"window.NNNORM_RECORDED = {script};\n")
-    _write(folder / "page.js", join_modules())
-    _write(folder / "index.html", make_page())
+    texts = {"recorded.js": f"window.NNNORM_RECORDED = {script};\n"}
+    texts |= {"page.js": join_modules(), "index.html": make_page()}
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
     for file in (*STATIC.glob("*.css"), *STATIC.glob("*.svg")):
         shutil.copyfile(file, folder / file.name)
     shutil.copytree(STATIC / "vendor", folder / "vendor")
@@ -168,11 +169,7 @@ class _Recording:
 
     def _knobs(self, method: dict[str, Any]) -> list[dict[str, Any]]:
         """The controls of a method, with the recorded values only."""
-        recorded: dict[str, Sequence[float]] = {
-            "reference_k": self._ks,
-            "alpha": _ALPHAS,
-            "weight": self._weights,
-        }
+        recorded = {"reference_k": self._ks, "alpha": _ALPHAS, "weight": self._weights}
         return [
             {**knob, "kind": "steps", "values": recorded[knob["name"]]}
             if knob["name"] in recorded
@@ -193,11 +190,6 @@ def _write_pictures(session: Session, folder: Path, items: dict[str, Any]) -> li
     for item in sorted(wanted):
         found = session.thumbnails.get(item)
         if found.is_whole:
-            _write(folder / f"{item}.png", found.data)
+            (folder / f"{item}.png").write_bytes(found.data)
             shown.append(item)
     return shown
-
-
-def _write(path: Path, data: bytes | str) -> None:
-    data = data.encode() if isinstance(data, str) else data
-    write_whole(path, lambda file: file.write(data))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from nnnorm import evaluation
 from nnnorm.commands import wrap_command, write_command, write_fit
 from nnnorm.dedup import NEAR_COPY, find_originals
-from nnnorm.embeddings import FloatArray, IntArray, ScoreMatrix, open_embeddings
+from nnnorm.embeddings import FloatArray, IntArray, StoredMatrix, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.explore.material import Served
 from nnnorm.explore.session import BoolArray, Session, Setting, draw_some, result_of
@@ -495,7 +495,7 @@ def _check_below(what: str, number: int, n_rows: int) -> None:
 
 def _best(scores: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
     """The best items and their scores."""
-    found = top_k(Matrix(ScoreMatrix([scores[None, :]], "scores")), k)
+    found = top_k(Matrix(StoredMatrix([scores[None, :]], "scores")), k)
     return found.indices[0], found.scores[0]
 
 

@@ -131,9 +131,7 @@ class IndexConfig:
 
     def use_weight(self, weight: float | None) -> float:
         """Return a weight that replaces the corrector's, or raise if float32 can't hold it."""
-        if weight is None:
-            return self.weight
-        return check_correction(weight, self.bias_range)
+        return self.weight if weight is None else check_correction(weight, self.bias_range)
 
     def transform_queries(self, rows: FloatArray, weight: float) -> FloatArray:
         """Return the vectors to send to the engine."""

@@ -171,10 +171,9 @@ class SqlBackend(ClientBackend):
         statement = "UPDATE nnnorm_indexes SET config = ? WHERE name = ? AND version = ?"
         self.run(statement, json.dumps(config), self.options.table, version)
 
-    def read_config(self, version: str) -> dict[str, Any] | None:
+    def read_config(self, version: str) -> Any:
         found = self._listed("config", "AND version = ?", version)
-        stored: dict[str, Any] | None = json.loads(found[0] or "null") if found else None
-        return stored
+        return json.loads(found[0] or "null") if found else None
 
     def _columns(self, version: str) -> Mapping[str, Kind]:
         if version not in self._columns_of:

@@ -41,10 +41,7 @@ class CorrectedIndex:
             given = self._given
             self._corrector = open_corrector(given(rows) if callable(given) else given)
         elif callable(self._given):
-            raise NNNormError(
-                "a function fits a corrector to a whole corpus; add all documents at once, or give "
-                "a corrector"
-            )
+            raise NNNormError("a corrector is fitted to a whole corpus; add all documents at once")
         start = sum(map(len, self._parts))
         self._parts.append(self._corrector.transform_items(rows))
         self._rows |= {own: start + n for n, own in enumerate(idxs)}
@@ -89,10 +86,8 @@ def name_model(
     """
     if callable(corrector):
         if not revision:
-            raise NNNormError(
-                "a function fits a corrector to each corpus; name how it does so with revision=, "
-                "such as 'train-queries-1'"
-            )
+            problem = "a function fits a corrector to each corpus"
+            raise NNNormError(f"{problem}; name how it does so with revision='train-queries-1'")
     else:
         corrector = open_corrector(corrector)
         revision = revision or corrector.fingerprint[:16]

@@ -36,8 +36,8 @@ from nnnorm.bias import Bias, Gate
 from nnnorm.dedup import Duplicates, References, describe_size, drop_copies
 from nnnorm.embeddings import (
     Embeddings,
-    ScoreMatrix,
     Source,
+    StoredMatrix,
     check_same_dim,
     check_same_norms,
     open_embeddings,
@@ -78,9 +78,9 @@ class Statistics:
 
     def __init__(
         self,
-        gallery: Embeddings | ScoreMatrix,
+        gallery: StoredMatrix,
         references: References | Embeddings | None = None,
-        gallery_bank: Embeddings | ScoreMatrix | None = None,
+        gallery_bank: StoredMatrix | None = None,
         *,
         center: npt.NDArray[np.float32] | None = None,
         groups: Groups | None = None,
@@ -93,7 +93,7 @@ class Statistics:
             references = References(references, len(references), references.fingerprint)
         self.gallery, self.references, self.gallery_bank = gallery, references, gallery_bank
         self.scores: Scores
-        if isinstance(gallery, ScoreMatrix):
+        if not isinstance(gallery, Embeddings):
             self.scores = Matrix(gallery)
         elif references is not None:
             self.scores = Products(gallery, references.embeddings, memory_budget=memory_budget)
@@ -276,7 +276,7 @@ class Statistics:
         if bank is None or not isinstance(scores, Matrix):
             return scores
         below = self._ready(bank, 1, "(n_gallery_references, n_references), with as many columns")
-        return Matrix(scores.matrix.joined(below.matrix))
+        return Matrix(StoredMatrix([*scores.matrix.parts, *below.matrix.parts], "scores"))
 
     def _ready(self, bank: Any, axis: int, expected: str) -> Matrix:
         """Ready scores of a gallery bank that share an axis with the scores."""

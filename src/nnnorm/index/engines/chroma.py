@@ -48,10 +48,7 @@ class ChromaBackend(ServerBackend):
         )
 
     def _get(self, name: str) -> Any:
-        try:
-            return self.client.get_collection(name, embedding_function=None)
-        except require("chromadb.errors", "chroma").NotFoundError:
-            raise self.missing() from None
+        return self.client.get_collection(name, embedding_function=None)
 
     # --- versions ---
 

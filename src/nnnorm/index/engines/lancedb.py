@@ -68,14 +68,9 @@ class LancedbBackend(ServerBackend):
         self._tables.clear()
 
     def _table(self, name: str) -> Any:
-        try:
-            if name == self.collection or name not in self._tables:
-                self._tables[name] = self.client.open_table(name)
-            return self._tables[name]
-        except (ValueError, FileNotFoundError) as error:
-            if "not found" not in str(error):
-                raise
-            raise self.missing() from None
+        if name == self.collection or name not in self._tables:
+            self._tables[name] = self.client.open_table(name)
+        return self._tables[name]
 
     # --- versions ---
 

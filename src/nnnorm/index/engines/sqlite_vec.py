@@ -43,12 +43,8 @@ class SqliteVecBackend(SqlBackend):
         opened = driver.connect(
             self.address or ":memory:", check_same_thread=False, isolation_level=None, timeout=60
         )
-        try:
-            opened.execute("SELECT count(*) FROM sqlite_master")
-            _load(opened)
-        except driver.Error:
-            opened.close()
-            raise
+        opened.execute("SELECT count(*) FROM sqlite_master")  # an error if it isn't a database
+        _load(opened)
         return opened
 
     def _vector_type(self, width: int) -> str:
