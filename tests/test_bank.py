@@ -426,8 +426,8 @@ def test_a_bad_change_is_refused_and_changes_nothing(rng, change, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"counts": np.array(["2026-05-01"] * 2, "M8[D]")}, "counts must be whole numbers"),
         ({"max_references": 0}, "max_references must be a whole number of at least 1; got 0"),
-        ({"seed": -1}, "seed must be a whole number of at least 0; got -1"),
     ],
 )  # fmt: skip
 def test_a_bank_with_bad_settings_is_refused(options, words):

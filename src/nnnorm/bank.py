@@ -29,7 +29,7 @@ from nnnorm.embeddings import (
     measure_rows,
     open_embeddings,
 )
-from nnnorm.errors import NNNormError, warn
+from nnnorm.errors import NNNormError, check_count, warn
 from nnnorm.files import Progress, load_record, save_record
 from nnnorm.tables import TABLE_SUFFIXES, LogPart, is_log, read_counts, read_log, read_times
 from nnnorm.version import __version__
@@ -134,14 +134,8 @@ class Bank:
         >>> Bank.of("queries.parquet", times="asked_at")  # doctest: +SKIP
         Bank(55,123 unique of 1,000,000 queries, dim 512, seen 2026-01-01 to 2026-05-31)
         """
-        for name, value, least in (("seed", seed, 0), ("max_references", max_references, 1)):
-            is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            if value is not None and not (is_whole and value >= least):
-                raise NNNormError(
-                    f"{name} must be a whole number of at least {least}; got {value!r}"
-                )
         is_unit = bool(normalize or getattr(references, "normalized", False))
-        most = None if max_references is None else int(max_references)
+        most = None if max_references is None else check_count("max_references", max_references)
         empty = np.empty((0, 0), np.float16), np.empty(0, np.float32), np.empty(0, np.int64)
         created = datetime.now(UTC).isoformat(timespec="seconds")
         bank = cls(_Kept(*empty, np.empty(0)), 0, 0, created, is_unit, most, int(seed))

@@ -289,12 +289,13 @@ def unique_rows(references: Embeddings, progress: Progress | None = None) -> Ref
         _, rows, counts = np.unique(hashes, return_index=True, return_counts=True)
         order = np.argsort(rows)
         rows, counts = rows[order], counts[order]
-        # How many near copies does a random one of different rows have?
-        drawn = np.random.default_rng(0).choice(rows, min(len(rows), _N_COMPARED), replace=False)
-        units = as_units(references.take(drawn))
-        n_near = np.count_nonzero(units[:_N_SAMPLED] @ units.T > NEAR_COPY) - _N_SAMPLED
-        n_copies = n_near / _N_SAMPLED * len(rows) / len(drawn)
-        if len(rows) <= _FEW_ROWS or n_copies >= _FEW_COPIES:
+        has_copies = len(rows) <= _FEW_ROWS
+        if not has_copies:  # how many near copies has a random one of different rows?
+            rng, n_drawn = np.random.default_rng(0), min(len(rows), _N_COMPARED)
+            units = as_units(references.take(rng.choice(rows, n_drawn, replace=False)))
+            n_near = np.count_nonzero(units[:_N_SAMPLED] @ units.T > NEAR_COPY) - _N_SAMPLED
+            has_copies = bool(n_near / _N_SAMPLED * len(rows) / n_drawn >= _FEW_COPIES)
+        if has_copies:
             rows, counts = _search(references, progress)
     if len(kept) > len(rows):
         kept = references.subset(rows)
@@ -302,7 +303,7 @@ def unique_rows(references: Embeddings, progress: Progress | None = None) -> Ref
 
 
 def find_originals(
-    rows: FloatArray, points: FloatArray | None = None, closest: float = 0.0
+    rows: FloatArray, points: FloatArray | None = None, closest: float = 0
 ) -> IntArray:
     """The number of the unique row that each row is a copy of, or its own: all are compared.
 

@@ -24,6 +24,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 # An array, a tensor, a path, or what `open_embeddings` returned.
 Source: TypeAlias = Any
+Range: TypeAlias = tuple[float, float]
 
 _BLOCK_BYTES = 16 * 2**20
 _NO_NAME = "embeddings"
@@ -159,7 +160,7 @@ class Embeddings(StoredMatrix):
     measured: _Measured = field(default_factory=_Measured)
 
     @property
-    def norm_range(self) -> tuple[float, float]:
+    def norm_range(self) -> Range:
         """Smallest and largest norm of the rows as they are read.
 
         Examples
@@ -370,9 +371,8 @@ def _read_source(
             )
         if part.ndim != 2:
             hint = "; a single row needs [None, :]" if part.ndim == 1 else ""
-            raise NNNormError(
-                f"{name} must have two dimensions {expected}; got shape {part.shape}{hint}"
-            )
+            got = f"got shape {part.shape}{hint}"
+            raise NNNormError(f"{name} must have two dimensions {expected}; {got}")
         if 0 in part.shape:
             raise NNNormError(f"{name} is empty: got shape {part.shape}, need a row and a column")
         if part.shape[1] != parts[0].shape[1]:
@@ -431,9 +431,7 @@ def check_same_norms(
         warn(message)
 
 
-def check_like_norms(
-    name: str, norms: tuple[float, float], known: tuple[float, float], what: str
-) -> None:
+def check_like_norms(name: str, norms: Range, known: Range, what: str) -> None:
     """Raise an error if the known rows have equal norms and later rows don't."""
     (low, high), (least, most) = norms, known
     if most - least > EQUAL_NORMS * most:
@@ -483,26 +481,17 @@ def check_rows(
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ScoreMatrix(StoredMatrix):
-    """A matrix of scores, shape ``(n_rows, n_columns)``, read in float32 blocks. Immutable."""
-
-    def joined(self, other: "ScoreMatrix") -> "ScoreMatrix":
-        """Return the rows of `self` followed by the rows of `other`, without a copy."""
-        return ScoreMatrix([*self.parts, *other.parts], f"{self.name} and {other.name}")
-
-
-def open_matrix(source: Source, *, name: str) -> ScoreMatrix:
+def open_matrix(source: Source, *, name: str) -> StoredMatrix:
     """Open ready scores: an array or path as in `open_embeddings`; zero rows are valid."""
-    if isinstance(source, ScoreMatrix):
-        return source
     if isinstance(source, Embeddings):
         raise NNNormError(
             f"{name} must be ready scores of shape (n_gallery, n_references); got embeddings, "
             f"opened as {source.name}. Multiply them first, or use fit"
         )
+    if isinstance(source, StoredMatrix):
+        return source
     parts, name, _ = _read_source(source, name, "(n_gallery, n_references)")
-    opened = ScoreMatrix(parts, name)
+    opened = StoredMatrix(parts, name)
     for start, block in opened.blocks():
         is_finite = np.isfinite(block).all(axis=1)
         check_rows(np.where(is_finite, 1, np.nan), block.__getitem__, name, start)

@@ -29,13 +29,14 @@ _LONGEST_NAME = 255  # bytes, in the file systems of Linux, macOS and Windows
 _GROUP = "/sys/fs/cgroup"
 
 Record = TypeVar("Record")
+PathLike: TypeAlias = str | os.PathLike[str]
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 # Called with (work done, work in all).
 Progress: TypeAlias = Callable[[int, int], None]
 
 
-def check_writable(path: str | os.PathLike[str]) -> Path:
+def check_writable(path: PathLike) -> Path:
     """Return the real path to write to, or raise an error with the reason."""
     target = Path(os.path.realpath(path))
     folder = target.parent
@@ -54,7 +55,7 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
     raise NNNormError(f"cannot write {path}: {problem}")
 
 
-def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None:
+def check_regular(path: PathLike, name: str | None = None) -> None:
     """Raise an error unless this is a regular file: a pipe or a device may never end."""
     try:
         mode = os.stat(path).st_mode
@@ -64,14 +65,10 @@ def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None
         reason = getattr(error, "strerror", None) or str(error)
         raise NNNormError(f"{name or path}: can't be opened ({reason}); check the path") from error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise NNNormError(
-            f"{name or path} is a device, a pipe or a socket; expected a file on disk"
-        )
+        raise NNNormError(f"{name or path} is a device, a pipe or a socket; expected a file")
 
 
-def check_file(
-    path: str | os.PathLike[str], kind: str = "file", hint: str = "check the path"
-) -> None:
+def check_file(path: PathLike, kind: str = "file", hint: str = "check the path") -> None:
     """Raise unless a path is a regular file."""
     check_regular(path)
     if os.path.isdir(path):
@@ -80,21 +77,19 @@ def check_file(
         raise NNNormError(f"there is no {kind} {path}; {hint}")
 
 
-def make_folder(path: str | os.PathLike[str]) -> Path:
+def make_folder(path: PathLike) -> Path:
     """Create a folder if there is none, or raise an error with the reason."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = "it is a file" if folder.is_file() else error.strerror
-        raise NNNormError(
-            f"cannot make the folder {folder}: {reason}; choose another path"
-        ) from error
+        raise NNNormError(f"cannot make the folder {folder}: {reason}; choose another") from error
     check_writable(folder / "file")
     return folder
 
 
-def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
+def write_whole(path: PathLike, write: Callable[[BinaryIO], object]) -> None:
     """Write a temporary file with `write` and then move it to `path`."""
     target = check_writable(path)
     # Not derived from the name of the target, which may have the maximum length already.
@@ -136,16 +131,14 @@ def is_disk_full(error: BaseException) -> bool:
     return any(getattr(one, "errno", None) in full or _FULL.search(str(one)) for one in found)
 
 
-def check_space(path: str | os.PathLike[str], needed: int = 2**16) -> None:
+def check_space(path: PathLike, needed: int = 2**16) -> None:
     """Raise the error of a full disk if fewer than `needed` bytes are left at a path."""
     there = next(one for one in (Path(path), *Path(path).absolute().parents) if one.exists())
     if shutil.disk_usage(there).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
 
 
-def make_mapped(
-    path: str | os.PathLike[str], dtype: npt.DTypeLike, shape: tuple[int, ...]
-) -> npt.NDArray[Any]:
+def make_mapped(path: PathLike, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """Create a `.npy` file of zeros and map it for writing.
 
     All of it is allocated here: a full disk would kill the process when it writes to the map.
@@ -213,9 +206,7 @@ def reading(name: object, kind: str) -> Iterator[None]:
         ) from error
 
 
-def save_record(
-    path: str | os.PathLike[str], kind: str, arrays: Arrays, about: Mapping[str, Any]
-) -> None:
+def save_record(path: PathLike, kind: str, arrays: Arrays, about: Mapping[str, Any]) -> None:
     """Write a record of a kind, such as ``"bias"``; the same record gives the same bytes."""
     from safetensors.numpy import save
 
@@ -229,7 +220,7 @@ def save_record(
 
 
 def load_record(
-    path: str | os.PathLike[str],
+    path: PathLike,
     kind: str,
     maker: str,
     build: Callable[[Arrays, dict[str, Any]], Record],
@@ -271,7 +262,7 @@ def _read_head(file: Any) -> dict[str, Any]:
         return {"format": ""}
 
 
-def kind_of_record(path: str | os.PathLike[str]) -> str:
+def kind_of_record(path: PathLike) -> str:
     """The kind that a file says it is; empty if it is no record of this package."""
     from safetensors import SafetensorError, safe_open
 

@@ -96,20 +96,19 @@ def check_inputs(
         n_same += int((np.linalg.norm(some - units[nearest], axis=1) < _SAME_ROW).sum())
         n_near += int((scores.max(axis=1) > _NEAR_ROW).sum())
     part = "" if n_read == len(gallery) else f" in {n_read / len(gallery):.1%} of the gallery"
-    harm = "so an item's best past query would be the item itself"
-    if n_same > _MOST_SAME * expected:
-        found = f"{n_same} of {n_sought} sampled {references.name} are rows of {gallery.name}{part}"
-        if allow_gallery_rows is not None:
-            raise NNNormError(
-                f"{found}, {harm}. Pass past queries instead, or allow_gallery_rows=True "
-                "(--set allow_gallery_rows=true) if past queries do equal items"
-            )
-        warn(f"{found}, {harm}; pass past queries instead")
+    sampled = f"of {n_sought} sampled {references.name}"
+    harm = f"rows of {gallery.name}{part}, so an item's best past query would be the item itself"
+    if n_same > _MOST_SAME * expected and allow_gallery_rows is None:
+        warn(f"{n_same} {sampled} are {harm}; pass past queries instead")
+    elif n_same > _MOST_SAME * expected:
+        raise NNNormError(
+            f"{n_same} {sampled} are {harm}. Pass past queries instead, or allow_gallery_rows=True "
+            "(--set allow_gallery_rows=true) if past queries do equal items"
+        )
     elif n_near > _MOST_NEAR * expected and gallery.dim >= _FEWEST_DIMS:
         warn(
-            f"{n_near} of {n_sought} sampled {references.name} are nearly rows of {gallery.name}"
-            f"{part}, {harm}; remove items from the past queries, or pass allow_gallery_rows=True "
-            "if people do search for the items themselves"
+            f"{n_near} {sampled} are nearly {harm}; remove items from the past queries, or pass "
+            "allow_gallery_rows=True if people do search for the items themselves"
         )
     elif compare:
         warn_of_items(references, gallery, queries)

@@ -19,8 +19,8 @@ from nnnorm.documents import Documents
 from nnnorm.embeddings import (
     Embeddings,
     FloatArray,
-    ScoreMatrix,
     Source,
+    StoredMatrix,
     check_same_dim,
     check_same_norms,
     open_embeddings,
@@ -215,7 +215,7 @@ def search(
         options["weight"] = None if used is None else weight
         for _, scores in iterate_scores(asked, items, used, **options):
             compared = scores if documents is None else documents.best(scores)
-            rows = Matrix(ScoreMatrix([compared], "scores"))
+            rows = Matrix(StoredMatrix([compared], "scores"))
             some = top_k(rows, n_fetched, memory_budget=memory_budget)
             if documents is not None:
                 some = TopK(some.scores, documents.best_items(scores, some.indices))

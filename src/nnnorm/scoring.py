@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.embeddings import Embeddings, FloatArray, IntArray, ScoreMatrix, check_same_dim
+from nnnorm.embeddings import Embeddings, FloatArray, IntArray, StoredMatrix, check_same_dim
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
 
@@ -112,7 +112,7 @@ class Matrix:
     column_bytes = 0
 
     def __init__(
-        self, scores: ScoreMatrix, *, is_transposed: bool = False, offset: FloatArray | None = None
+        self, scores: StoredMatrix, *, is_transposed: bool = False, offset: FloatArray | None = None
     ) -> None:
         self.matrix, self.offset = scores, offset
         self._is_transposed = is_transposed
@@ -138,7 +138,7 @@ class Matrix:
 
     def some_rows(self, indices: IntArray) -> "Matrix":
         """Return the scores of some rows only."""
-        some = ScoreMatrix([self.matrix.take(indices)], self.matrix.name)
+        some = StoredMatrix([self.matrix.take(indices)], self.matrix.name)
         return Matrix(some, offset=self.offset)
 
     def transposed(self) -> "Matrix":

@@ -26,12 +26,11 @@ import numpy.typing as npt
 
 from nnnorm.arrays import Ids, check_columns, check_names, map_npy, read_batches, read_cells
 from nnnorm.errors import NNNormError, first_line
-from nnnorm.files import check_file, reading
+from nnnorm.files import PathLike, check_file, reading
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
-PathLike: TypeAlias = str | os.PathLike[str]
 # Where a row is ("line 3"), and its cells.
 _Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 
@@ -105,13 +104,8 @@ def read_lines(path: PathLike) -> list[str]:
 def read_json(path: PathLike, what: str) -> Any:
     """Read a JSON file, or raise an error that says why it can't be read."""
     check_file(path, hint=f"expected {what}")
-    try:
+    with reading(path, f"JSON with {what}"):
         return json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise NNNormError(
-            f"{path} can't be read as JSON ({first_line(error)}); expected {what}. "
-            "Is it truncated, or another kind of file?"
-        ) from error
 
 
 def read_objects(path: PathLike) -> list[dict[str, Any]]:
@@ -320,22 +314,20 @@ def read_counts(values: Any, name: str, start: int = 0) -> IntArray:
     return _read_numbers(values, _read_count, expected, start).astype(np.int64)
 
 
-def _read_numbers(
-    values: Any, read: Callable[[Any], float], expected: str, start: int
-) -> DoubleArray:
+def _read_numbers(values: Any, read: Callable[[Any], float], what: str, start: int) -> DoubleArray:
     array = np.asarray(values) if hasattr(values, "dtype") else np.array(values, dtype=object)
     if array.ndim != 1:
-        raise NNNormError(f"{expected}, one per row; got shape {array.shape}")
+        raise NNNormError(f"{what}, one per row; got shape {array.shape}")
     if array.dtype.kind == "M":
         array = array.astype("datetime64[us]")
-        if not np.isnat(array).any():
+        if read is _read_seconds and not np.isnat(array).any():
             return np.asarray(array.astype(np.int64) / 1e6)
     numbers = np.full(len(array), np.nan)
     for place, value in enumerate(array.tolist()):
         with suppress(TypeError, ValueError):
             numbers[place] = read(value)
         if not math.isfinite(numbers[place]):
-            raise NNNormError(f"{expected}; row {start + place} has {value!r}")
+            raise NNNormError(f"{what}; row {start + place} has {value!r}")
     return numbers
 
 

@@ -51,15 +51,12 @@ _TIMES = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00|Z)?"
     r'|"(model_)?(seconds|share)": [\d.]+'
 )
+_MODELS = "transformers.models"
 _FOR_ENCODING = (
-    "torch",
-    "soundfile",
-    "PIL.Image",
-    "transformers.models.clip.modeling_clip",
-    "transformers.models.clap.modeling_clap",
-    "transformers.models.clip.image_processing_clip",
+    "torch", "soundfile", "PIL.Image", f"{_MODELS}.clip.modeling_clip",
+    f"{_MODELS}.clap.modeling_clap", f"{_MODELS}.clip.image_processing_clip",
     "nnnorm.encoders.huggingface",
-)
+)  # fmt: skip
 # They tell broken rows from the others, which they take.
 _JUDGES = ("scan", "index add")
 _EXIT_CODES = {"drift": (0, 3, 4), "scan": (0, 3)}
@@ -88,19 +85,10 @@ class Result:
 
 
 class Fuzzer:
-    """Attacks on healthy materials, which are made once.
+    """Attacks on healthy materials, which are made once in a folder.
 
-    Parameters
-    ----------
-    folder : Path
-        For materials and attacks.
-    seed : int
-    only : sequence of str
-        Names of commands; by default all.
-    slow : bool
-        Whether commands and engines that take seconds are attacked too.
-    wall : int
-        Seconds after which a command counts as one that hangs.
+    `only` names commands; without `slow`, commands and engines that take seconds are left out. A
+    command that takes more than `wall` seconds counts as one that hangs.
     """
 
     def __init__(self, folder, *, seed=0, only=(), slow=True, wall=300, jobs=1):
@@ -182,12 +170,10 @@ class Fuzzer:
         """Attack numbers with their commands: each as often, but slow ones seldom."""
         quick = [name for name in self.names if name not in commands.SLOW]
         slow = [name for name in self.names if name in commands.SLOW]
-        chosen = []
-        for number in range(runs):
-            some = slow if slow and (number % 50 == 49 or not quick) else quick
-            turn = number // 50 if some is slow and quick else number
-            chosen.append((number, some[turn % len(some)]))
-        return chosen
+        if not (quick and slow):
+            return [(number, self.names[number % len(self.names)]) for number in range(runs)]
+        turns = [(slow, n // 50) if n % 50 == 49 else (quick, n) for n in range(runs)]
+        return [(number, some[turn % len(some)]) for number, (some, turn) in enumerate(turns)]
 
     def make(self, number, name, folder):
         """Make an attack, with its damaged input in a folder."""

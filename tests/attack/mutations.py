@@ -29,20 +29,12 @@ ODD_NAMES = [
 
 @dataclass(frozen=True)
 class Damage:
-    """What was done to an input.
-
-    Attributes
-    ----------
-    what : str
-    must : {"refuse", "accept", "either", "judge"}
-        What a command has to do with it; "judge" leaves it to the oracle.
-    name : str or None
-        The new name of the input, where that has changed.
-    """
+    """What was done to an input."""
 
     what: str
+    # What a command has to do: "refuse", "accept", "either", or what the oracle says ("judge").
     must: str = "judge"
-    name: str | None = None
+    name: str | None = None  # the new name of the input, if that has changed
 
 
 def mutate(path: Path, rng: random.Random) -> Damage:
@@ -510,16 +502,9 @@ def _damage_lines(path, rng):
     lines = path.read_text().splitlines()
     place = rng.randrange(len(lines))
     odd = [
-        "",
-        "x" * 10**6,
-        lines[place - 1],
-        "\u2028",
-        "../..",
-        "/dev/zero",
-        "\x1b[31m",
-        "a\x0bb",
+        "", "x" * 10**6, lines[place - 1], "\u2028", "../..", "/dev/zero", "\x1b[31m", "a\x0bb",
         "-",
-    ]
+    ]  # fmt: skip
     new = rng.choice([[], [lines[place], "another"], *([one] for one in odd)])
     path.write_text("\n".join([*lines[:place], *new, *lines[place + 1 :]]) + "\n")
     return Damage(f"line {place + 1} is {str(new)[:40]}")

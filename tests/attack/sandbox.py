@@ -28,15 +28,10 @@ SPACE = 4 * 2**30
 # Bytes in use: no command on these small files needs nearly as much.
 MOST_MEMORY = 2**30
 _QUIET = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MPLBACKEND": "Agg",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "PYTHONUTF8": "1",
-    "COLUMNS": "200",
+    "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "COLUMNS": "200",
+    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUTF8": "1",
     "ANONYMIZED_TELEMETRY": "False",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,12 +49,8 @@ class Done:
 class Sandbox:
     """A server that runs commands, one at a time.
 
-    Parameters
-    ----------
-    cpu, wall : int
-        Seconds of work and of waiting after which a child counts as one that hangs.
-    preload : sequence of str
-        Further modules to import before the first fork.
+    After `cpu` seconds of work, or `wall` seconds, a child counts as one that hangs. `preload` has
+    further modules to import before the first fork.
     """
 
     def __init__(self, cpu=60, wall=300, preload=()):

@@ -194,20 +194,6 @@ def test_damaged_archives_get_one_sentence(tmp_path, gallery, name, n_bytes):
                 read_truth(path)
 
 
-def test_an_encrypted_or_strangely_packed_archive_gets_one_sentence(tmp_path):
-    np.savez(tmp_path / "x.npz", scores=np.eye(3), indices=np.eye(3, dtype=np.int64))
-    content = bytearray((tmp_path / "x.npz").read_bytes())
-    for place, value in ((6, 1), (8, 99)):  # flags and packing of every entry
-        changed = bytearray(content)
-        for mark, shift in ((b"PK\x03\x04", 0), (b"PK\x01\x02", 2)):
-            entry = changed.find(mark)
-            while entry >= 0:
-                changed[entry + place + shift] = value
-                entry = changed.find(mark, entry + 4)
-        (tmp_path / "x.npz").write_bytes(changed)
-        assert run("info", tmp_path / "x.npz").exit_code != 0
-
-
 def test_deeply_nested_json_gets_one_sentence(tmp_path, gallery):
     (tmp_path / "deep.json").write_text(DEEP)
     with pytest.raises(NNNormError, match="can't be read as JSON"):

@@ -136,14 +136,6 @@ def test_references_among_the_queries_are_counted_and_said(problem):
     assert result.stderr.count(words) == 1
 
 
-def test_evaluate_says_where_an_interval_includes_zero(problem):
-    NNN(reference_k=8, alpha=0.0).fit(problem["gallery"], problem["references"]).save(
-        "b.safetensors"
-    )
-    table = run("evaluate", *FILES, "--bias", "b.safetensors").stdout
-    assert "An interval that includes 0 shows no gain." in " ".join(table.split())
-
-
 @pytest.mark.parametrize("suffix", ["npy", "json", "txt"])
 def test_ids_may_be_an_array_a_list_or_lines(problem, tmp_path, suffix):
     names = [f"photo {item}" for item in range(40)]

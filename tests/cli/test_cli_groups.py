@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nnnorm import Bias
-from tests.command import assert_fails, run
+from tests.command import assert_fails, run, run_json
 from tests.test_groups import KINDS, mixed  # noqa: F401 - a fixture
 
 FIT = ["fit", "--gallery", "gallery.npy", "--references", "past.npy", "-o", "bias.safetensors"]
@@ -51,14 +51,14 @@ def test_extend_takes_the_groups_of_new_items():
 
 def test_check_and_tune_take_groups_and_pass_them_on():
     task = ["--gallery", "gallery.npy", "--references", "past.npy", "--queries", "queries.npy"]
-    found = json.loads(run("check", *task, "--json").stdout)
+    found = run_json("check", *task)
     assert found["mixed"]["sizes"] == [100, 100]
     assert "--groups GROUPS" in found["next"][0]
     task += ["--truth", "truth.npy", "--groups", "groups.txt"]
-    found = json.loads(run("check", *task, "--json").stdout)
+    found = run_json("check", *task)
     assert found["automatic"]["params"]["groups"].keys() == {"photo", "text"}
     assert "--groups groups.txt" in found["next"][0]
-    tuned = json.loads(run("tune", *task, "--json").stdout)
+    tuned = run_json("tune", *task)
     assert "--groups groups.txt" in tuned["fit"]
     assert run(*tuned["fit"].split()[1:]).exit_code == 0
     assert Bias.load("bias.safetensors").params["between"] == tuned["between"]
@@ -83,9 +83,7 @@ def test_drift_takes_the_groups_of_its_gallery():
     run(*FIT, "--groups", "groups.txt", "--save-corrector", "c.safetensors")
     drift = ["drift", "--corrector", "c.safetensors", "--queries", "queries.npy"]
     now = ["--gallery", "gallery.npy"]
-    assert (
-        json.loads(run(*drift, *now, "--groups", "groups.txt", "--json").stdout)["n_items"] == 200
-    )
+    assert run_json(*drift, *now, "--groups", "groups.txt")["n_items"] == 200
     assert_fails(run(*drift, *now), "(--groups), a label per item")
     assert_fails(run(*drift, "--groups", "groups.txt"), "pass gallery too")
 

@@ -46,6 +46,7 @@ def read(*arguments):
 
 
 BUILD = ["--gallery", "gallery.npy", "--corrector", "first.safetensors"]
+QUERIES = ["--queries", "queries.npy"]
 URLS = ["faiss:photos", "duckdb:photos.duckdb?table=photos", "sqlite:photos.db?table=photos"]
 
 
@@ -57,17 +58,16 @@ def test_an_index_is_built_searched_and_verified_from_files(data, url):
         file.writelines(json.dumps({"row": row}) + "\n" for row in range(N_ITEMS))
     built = read("build", url, *BUILD, "--ids", "ids.json", "--metadata", "metadata.jsonl")
     assert built["n_items"] == N_ITEMS
-    queries = ["--queries", "queries.npy"]
-    found = read("search", url, *queries, "-k", 5)
+    found = read("search", url, *QUERIES, "-k", 5)
     assert found["ids"] == [[f"photo {own}" for own in row] for row in exact(data, k=5).indices]
     few = '{"row": 7}' if url.startswith("faiss") else "row = 7"
-    assert read("search", url, *queries, "--filter", few)["ids"] == [["photo 7"]] * 40
-    assert run("index", "search", url, *queries, "--weight", 0.2, "-o", "r.npz").exit_code == 0
+    assert read("search", url, *QUERIES, "--filter", few)["ids"] == [["photo 7"]] * 40
+    assert run("index", "search", url, *QUERIES, "--weight", 0.2, "-o", "r.npz").exit_code == 0
     saved = nnnorm.Ranking.load("r.npz").scores
     np.testing.assert_allclose(saved, exact(data, weight=0.2).scores, atol=1e-5)
     what = ["--gallery", "gallery.npy", "--corrector", "first.safetensors", "--ids", "ids.json"]
     for more in ([], what):
-        verified = read("verify", url, *queries, *more)
+        verified = read("verify", url, *QUERIES, *more)
         assert (verified["recall"], verified["is_good"]) == (1.0, True)
 
 
@@ -76,7 +76,7 @@ def test_items_come_and_go(data):
     np.save("ids.npy", np.arange(N_ITEMS, N_ITEMS + N_NEW))
     new = ["faiss:photos", "--gallery", "new.npy", "--corrector", "first.safetensors"]
     assert read("add", *new, "--ids", "ids.npy")["added"] == N_NEW
-    found = read("search", "faiss:photos", "--queries", "queries.npy")["ids"]
+    found = read("search", "faiss:photos", *QUERIES)["ids"]
     assert found == exact(data, with_new=True).indices.tolist()
     assert_fails(run("index", "add", *new, "--ids", "ids.npy"), "use upsert")
     assert read("add", *new, "--ids", "ids.npy", "--replace")["added"] == 0
@@ -94,7 +94,7 @@ def test_a_refresh_is_rolled_back_and_described(data):
     second = nnnorm.Corrector.load("second.safetensors").fingerprint
     done = read("refresh", "faiss:photos", "--corrector", "second.safetensors")
     assert (done["version"], done["corrector"], done["can_roll_back"]) == (2, second, True)
-    search = ["search", "faiss:photos", "--queries", "queries.npy"]
+    search = ["search", "faiss:photos", *QUERIES]
     assert read(*search)["ids"] == exact(data, "second").indices.tolist()
     assert read("rollback", "faiss:photos")["is_rolled_back"]
     assert read(*search)["ids"] == exact(data).indices.tolist()
@@ -113,7 +113,7 @@ def test_clicks_are_added_by_a_refresh(data):
     read("refresh", "faiss:photos", *options, "--popularity-weight", 0.01)
     corrector = nnnorm.Corrector.load("second.safetensors")
     bias = corrector.bias_for(data["gallery"]) + nnnorm.Popularity(np.arange(N_ITEMS), 0.01)
-    found = read("search", "faiss:photos", "--queries", "queries.npy")["ids"]
+    found = read("search", "faiss:photos", *QUERIES)["ids"]
     assert found == nnnorm.search(data["queries"], data["gallery"], bias).indices.tolist()
 
 
@@ -141,17 +141,12 @@ def test_collections_of_an_application_are_copied(data):
     assert_fails(run("index", "copy", "faiss:mine.faiss", "faiss:x"), "either corrector or")
 
 
-def test_people_read_tables(data):
-    built = run("index", "build", "faiss:photos", *BUILD)
-    assert built.stdout.startswith("Built faiss photos.")
-    found = run("index", "search", "faiss:photos", "--queries", "queries.npy")
-    assert "Best items" in found.stdout
-    verified = run("index", "verify", "faiss:photos", "--queries", "queries.npy")
-    assert "faiss photos agrees with the exact corrected search." in verified.stdout
-
-
-def test_verify_names_the_problem_and_fails(data):
-    url = "hnswlib:photos?ef=1&links=2&ef_construction=2"
+def test_people_read_tables_and_the_problem_if_verify_fails(data):
+    assert run("index", "build", "faiss:photos", *BUILD).stdout.startswith("Built faiss photos.")
+    good = run("index", "verify", "faiss:photos", *QUERIES)
+    assert "faiss photos agrees with the exact corrected search." in good.stdout
+    assert "Best items" in run("index", "search", "faiss:photos", *QUERIES).stdout
+    url = "hnswlib:poor?ef=1&links=2&ef_construction=2"
     read("build", url, *BUILD)
     result = run("index", "verify", url, "--queries", "queries.npy", "-k", 1)
     assert result.exit_code == 1
@@ -165,5 +160,5 @@ def test_mistakes_are_one_sentence(data):
     assert_fails(run("index", "build", "faiss:photos", *wrong), "ids must be")
     read("build", "faiss:photos", *BUILD)
     assert_fails(run("index", "build", "faiss:photos", *BUILD), "already exists")
-    many = ["search", "faiss:photos", "--queries", "queries.npy", "--weight", "nan"]
+    many = ["search", "faiss:photos", *QUERIES, "--weight", "nan"]
     assert_fails(run("index", *many), "weight")

@@ -59,6 +59,7 @@ def test_fit_prints_a_table_and_what_to_do_next(files):
     expected = "nnnorm search --gallery gallery.npy --queries QUERIES --bias bias.safetensors"
     assert following == f"{expected} --normalize"
     assert "normalize" not in fit().stdout.partition("Next:")[2]
+    assert "b[red]c.safetensors" in fit("-o", "b[red]c.safetensors").stdout  # no markup
 
 
 @pytest.mark.slow
@@ -78,15 +79,11 @@ def test_ctrl_c_during_the_imports_is_one_sentence(module):
     assert (done.returncode, done.stderr) == (130, "Error: interrupted\n")
 
 
+NUMBERS = ("--reference-k", 5, "--alpha", 0.5, "--set", "center=True")
+
+
 @pytest.mark.parametrize(
-    ("options", "method"),
-    [
-        ((), nnnorm.NNN()),
-        (
-            ("--reference-k", 5, "--alpha", 0.5, "--set", "center=True"),
-            nnnorm.NNN(5, 0.5, center=True),
-        ),
-    ],
+    ("options", "method"), [((), nnnorm.NNN()), (NUMBERS, nnnorm.NNN(5, 0.5, center=True))]
 )
 def test_settings_are_those_of_the_method(files, small, options, method):
     about = json.loads(fit("--json", *options).stdout)
@@ -322,12 +319,6 @@ def test_an_output_never_replaces_an_input_and_says_its_kind(files):
     assert (files / "gallery.npy").read_bytes() == before
 
 
-def test_names_that_look_like_markup_are_shown_as_they_are(files):
-    result = fit("-o", "b[red]c.safetensors")
-    assert result.exit_code == 0, result.output
-    assert "b[red]c.safetensors" in result.stdout
-
-
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_text_from_data_never_controls_the_terminal(files, small, hostile):
     """Ids, names of groups, paths and notes in tables, errors and commands; JSON stays exact."""
@@ -380,8 +371,7 @@ def test_the_help_of_a_command_has_one_line_per_option_json_and_an_example(name)
 @pytest.mark.slow
 def test_a_terminal_without_the_letters_gets_escapes_and_valid_json(files):
     env = {**os.environ, "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii:strict"}
-    command = [*COMMAND, "fit", "--gallery", "gallery.npy", "--references", "references.npy"]
-    command += ["-o", "größe.safetensors"]
+    command = [*COMMAND, *FIT[:-1], "größe.safetensors"]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", env=env, check=True)
     assert r"gr\xf6\xdfe.safetensors" in done.stdout
     command.append("--json")

@@ -259,8 +259,7 @@ def test_tabs_are_moved_by_the_arrow_keys(open_page, address):
     page.wait_for_selector("#after li")
     page.focus("#tab-search")
     page.keyboard.press("ArrowRight")
-    page.wait_for_selector("#detail h2")
-    assert page.get_attribute("#tab-hubs", "aria-selected") == "true"
+    page.wait_for_selector("#tab-hubs[aria-selected=true]")
 
 
 def test_the_bias_of_the_setting_is_downloaded(open_page, address):

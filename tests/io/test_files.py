@@ -288,7 +288,7 @@ def test_a_folder_is_made_with_those_above_it_and_may_be_there_already(tmp_path)
 def test_a_file_in_the_place_of_a_folder_is_named(target):
     with pytest.raises(NNNormError) as error:
         make_folder(target)
-    expected = f"cannot make the folder {target}: it is a file; choose another path"
+    expected = f"cannot make the folder {target}: it is a file; choose another"
     assert str(error.value) == expected
 
 

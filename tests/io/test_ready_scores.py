@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nnnorm.embeddings import Embeddings, ScoreMatrix, open_embeddings, open_matrix
+from nnnorm.embeddings import Embeddings, StoredMatrix, open_embeddings, open_matrix
 from tests.io.matrices import VALUES, refusal, small_blocks
 
 
@@ -21,9 +21,9 @@ def test_scores_that_are_not_finite_are_refused_by_row_and_column():
 
 def test_scores_have_a_type_of_their_own():
     scores = open_matrix(VALUES, name="scores")
-    assert isinstance(scores, ScoreMatrix)
+    assert isinstance(scores, StoredMatrix)
     assert not isinstance(scores, Embeddings)
-    assert repr(scores) == "ScoreMatrix(scores: 7 x 4)"
+    assert repr(scores) == "StoredMatrix(scores: 7 x 4)"
     assert refusal(scores) == (
         "gallery must be embeddings of shape (n_rows, dim); got ready scores, opened as scores"
     )

@@ -222,8 +222,8 @@ def test_a_text_file_without_entries_is_refused(write, content, message):
 def test_json_that_cannot_be_read_is_refused_with_what_was_expected(write):
     assert read_json(write("t.json", "[1]"), "a list") == [1]
     message = refusal(read_json, write("t.json", "{"), "a list")
-    assert message.startswith("FILE can't be read as JSON (")
-    assert message.endswith("); expected a list. Is it truncated, or another kind of file?")
+    assert message.startswith("FILE can't be read as JSON with a list (")
+    assert message.endswith("); is it truncated, or another kind of file?")
 
 
 # Files

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.embeddings import Embeddings, FloatArray, ScoreMatrix
+from nnnorm.embeddings import Embeddings, FloatArray, StoredMatrix
 from nnnorm.files import Progress
 from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import Matrix, top_k
@@ -69,7 +69,7 @@ class Candidates:
         if bias is not None and bias.gates:  # decided by whole rows
             return Answer(search(self._queries, self._gallery, bias, k=k), 0)
         scores = self._scores if bias is None else self._scores - bias.correction[self._items]
-        best = top_k(Matrix(ScoreMatrix([scores], "scores")), k)
+        best = top_k(Matrix(StoredMatrix([scores], "scores")), k)
         found = np.take_along_axis(self._items, best.indices, axis=1).astype(np.int64)
         ranking = Ranking(best.scores, found)
         again = np.flatnonzero(~self._is_certain(bias, best.scores[:, -1]))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from nnnorm import evaluation
 from nnnorm.commands import wrap_command, write_command, write_fit
 from nnnorm.dedup import NEAR_COPY, find_originals
-from nnnorm.embeddings import FloatArray, IntArray, ScoreMatrix, open_embeddings
+from nnnorm.embeddings import FloatArray, IntArray, StoredMatrix, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.explore.material import Served
 from nnnorm.explore.session import BoolArray, Session, Setting, draw_some, result_of
@@ -380,22 +380,11 @@ class Views:
         for k in [k for k in (1, 5, 10) if k <= raw.depth]:
             was, now = raw.hits(k), done.hits(k)
             gain = evaluation.interval_of_difference(now, was, clusters, n_resamples=_N_RESAMPLES)
-            rows.append(
-                {
-                    "k": k,
-                    "before": self._recall(None, k),
-                    "after": self._recall(method, k),
-                    "gain": vars(gain),
-                    "n_gained": int((now > was).sum()),
-                    "n_lost": int((now < was).sum()),
-                }
-            )
-        return {
-            "has_truth": True,
-            "setting": setting,
-            "n_uncertain": session.rank(method).n_uncertain,
-            "recalls": rows,
-        }
+            moved = {"n_gained": int((now > was).sum()), "n_lost": int((now < was).sum())}
+            recalls = {"before": self._recall(None, k), "after": self._recall(method, k)}
+            rows.append({"k": k, **recalls, "gain": vars(gain), **moved})
+        n_uncertain = session.rank(method).n_uncertain
+        return {"has_truth": True, "setting": setting, "n_uncertain": n_uncertain, "recalls": rows}
 
     @lru_cache(16)
     def _evaluate(self, method: Setting | None) -> evaluation.Evaluation:
@@ -414,13 +403,13 @@ class Views:
         tuning = result_of(self.session.tuning)
         if tuning is None:
             return {"ready": True, "has_truth": False}
-        cells = [cell for cell in tuning.grid if cell.method == "nnn"]
-        return {
-            "ready": True,
-            "has_truth": True,
-            "uncorrected": tuning.uncorrected.recall_at_1,
-            "cells": [{**cell.params, "recall_at_1": cell.recall_at_1} for cell in cells],
-        }
+        cells = [
+            {**cell.params, "recall_at_1": cell.recall_at_1}
+            for cell in tuning.grid
+            if cell.method == "nnn"
+        ]
+        uncorrected = tuning.uncorrected.recall_at_1
+        return {"ready": True, "has_truth": True, "uncorrected": uncorrected, "cells": cells}
 
     # --- map and bank ----------------------------------------------------------------------------
 
@@ -495,7 +484,7 @@ def _check_below(what: str, number: int, n_rows: int) -> None:
 
 def _best(scores: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
     """The best items and their scores."""
-    found = top_k(Matrix(ScoreMatrix([scores[None, :]], "scores")), k)
+    found = top_k(Matrix(StoredMatrix([scores[None, :]], "scores")), k)
     return found.indices[0], found.scores[0]
 
 

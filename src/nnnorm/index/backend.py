@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -152,17 +152,16 @@ class GraphOptions(Options):
 
 
 def _read_option(engine: str, name: str, value: Any, kind: Any, bounds: Any) -> Any:
-    if get_origin(kind) is Literal:
-        is_right = value in get_args(kind)
-        expected = f"one of {', '.join(get_args(kind))}"
-    elif kind is int:
+    if kind is int:
         expected = "a whole number from {} to {}".format(*bounds)
         if isinstance(value, str) and re.fullmatch("[0-9]{1,12}", value):
             value = int(value)
         is_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         is_right = is_number and bounds[0] <= value <= bounds[1]
     else:
-        is_right, expected = isinstance(value, str), "text"
+        choices = get_args(kind)  # of a Literal
+        expected = f"one of {', '.join(choices)}" if choices else "text"
+        is_right = value in choices if choices else isinstance(value, str)
     if not is_right:
         raise NNNormError(f"the option {name} of {engine} must be {expected}; got {value!r:.60}")
     return value

@@ -16,7 +16,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -42,7 +41,6 @@ class Loaded:
     """A version in memory. The item at position i has the engine's label i."""
 
     index: Any
-    width: int
     ids: Ids
     alive: npt.NDArray[np.bool_]
     metadata: list[dict[str, Any]]
@@ -103,15 +101,13 @@ class FolderBackend(Backend):
     def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
         """Read ids and vectors of a file that the engine's library wrote."""
 
+    @abstractmethod
+    def _copy(self, index: Any) -> Any:
+        """Copy an index."""
+
     def _remove(self, index: Any, labels: Labels) -> None:
         """Remove items from an index; `_find` may skip those that aren't alive instead."""
         return None
-
-    def _copy(self, index: Any, width: int) -> Any:
-        """Copy an index, by default through a file."""
-        with tempfile.TemporaryDirectory() as folder:
-            self._dump(index, Path(folder) / "index")
-            return self._load(Path(folder) / "index", width)
 
     # --- versions ---
 
@@ -149,7 +145,7 @@ class FolderBackend(Backend):
     def create(self, version: str, layout: Layout) -> None:
         ids = np.empty(0, dtype=str if layout.string_ids else np.int64)
         alive = np.empty(0, dtype=bool)
-        self._loaded[version] = Loaded(self._create(layout), layout.width, ids, alive, [])
+        self._loaded[version] = Loaded(self._create(layout), ids, alive, [])
 
     def finish(self, version: str, config: dict[str, Any]) -> None:
         loaded = self._loaded[version]
@@ -207,8 +203,7 @@ class FolderBackend(Backend):
     def write(self, version: str) -> Iterator[str]:
         old = self._open(version)
         new = f"{version.rpartition('_')[0]}_{secrets.token_hex(3)}"
-        index = self._copy(old.index, old.width)
-        self._loaded[new] = replace(old, index=index, breadth=0)
+        self._loaded[new] = replace(old, index=self._copy(old.index), breadth=0)
         try:
             yield new
             self.finish(new, old.config or {})
@@ -326,11 +321,10 @@ class FolderBackend(Backend):
             with np.load(folder / "items.npz", allow_pickle=False) as items:
                 ids, alive, text = items["ids"], items["alive"], items["metadata"].tobytes()
             metadata = json.loads(text) or [{}] * len(ids)
-            width = config["dim"] + 2  # in mode "augmented"
-            index = self._load(folder / "index", width)
+            index = self._load(folder / "index", config["dim"] + 2)  # in mode "augmented"
         except FileNotFoundError:
             raise self.missing() from None
-        return Loaded(index, width, ids, alive, metadata, config)
+        return Loaded(index, ids, alive, metadata, config)
 
     def _damaged(self, version: str) -> NNNormError:
         return self.error(f"is damaged in {version}; roll back or build the index again")

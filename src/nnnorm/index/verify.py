@@ -151,15 +151,15 @@ def _check_rows(index: CorrectedIndex, stored: Items, gallery: Source, ids: Any)
     named = items.ids if ids is None else ids
     given = np.arange(len(items)) if named is None else check_ids(named, len(items))
     place = {own: row for row, own in enumerate(given.tolist())}
-    known = np.array([own in place for own in stored.ids.tolist()], dtype=bool)
+    there = np.array([place.get(own, -1) for own in stored.ids.tolist()], dtype=np.int64)
+    known = there >= 0
     problems = []
     if not known.all() or known.sum() < len(given):
         problems.append(
             f"it lacks {len(given) - int(known.sum()):,} items of the gallery, and has "
             f"{int((~known).sum()):,} others"
         )
-    there = np.array([place[own] for own in stored.ids[known].tolist()], dtype=np.int64)
-    right = items.rows(0, len(items))[there]
+    right = items.rows(0, len(items))[there[known]]
     far = np.linalg.norm(stored.vectors[known] - right, axis=1)
     n_wrong = int((far > _NEAR * np.linalg.norm(right, axis=1).clip(min=1e-12)).sum())
     if n_wrong:

@@ -36,8 +36,8 @@ from nnnorm.bias import Bias, Gate
 from nnnorm.dedup import Duplicates, References, describe_size, drop_copies
 from nnnorm.embeddings import (
     Embeddings,
-    ScoreMatrix,
     Source,
+    StoredMatrix,
     check_same_dim,
     check_same_norms,
     open_embeddings,
@@ -78,9 +78,9 @@ class Statistics:
 
     def __init__(
         self,
-        gallery: Embeddings | ScoreMatrix,
+        gallery: StoredMatrix,
         references: References | Embeddings | None = None,
-        gallery_bank: Embeddings | ScoreMatrix | None = None,
+        gallery_bank: StoredMatrix | None = None,
         *,
         center: npt.NDArray[np.float32] | None = None,
         groups: Groups | None = None,
@@ -93,7 +93,7 @@ class Statistics:
             references = References(references, len(references), references.fingerprint)
         self.gallery, self.references, self.gallery_bank = gallery, references, gallery_bank
         self.scores: Scores
-        if isinstance(gallery, ScoreMatrix):
+        if not isinstance(gallery, Embeddings):
             self.scores = Matrix(gallery)
         elif references is not None:
             self.scores = Products(gallery, references.embeddings, memory_budget=memory_budget)
@@ -187,14 +187,13 @@ class Statistics:
             solved |= self._solved.get(request, {})
         return solved
 
-    def check_reference_k(self, reference_k: float) -> None:
-        """Raise if k is larger than the bank."""
-        if reference_k > self.n_references:
-            size = describe_size(self.n_given, self.n_references)
-            raise NNNormError(
-                f"reference_k is {reference_k}, but there are only {size}; pass more references or "
-                "a smaller reference_k"
-            )
+    def too_few_references(self, reference_k: float) -> NNNormError:
+        """The error for a k that is larger than the bank."""
+        size = describe_size(self.n_given, self.n_references)
+        return NNNormError(
+            f"reference_k is {reference_k}, but there are only {size}; pass more references or a "
+            "smaller reference_k"
+        )
 
     def _get(self, request: _Request) -> FloatArray:
         if self._asked is not None:
@@ -208,8 +207,8 @@ class Statistics:
         """Compute what is not kept yet: all that uses the same scores in one pass."""
         passes: dict[Any, list[_Request]] = {}
         for request in dict.fromkeys(requests):
-            if request.kind == "mean":
-                self.check_reference_k(request.number)
+            if request.kind == "mean" and request.number > self.n_references:
+                raise self.too_few_references(request.number)
             if request not in self._kept:
                 # One pass does all k and β of a bank, and one all τ.
                 key = request.kind == "mean of all", replace(request, kind="log", number=0)
@@ -229,8 +228,10 @@ class Statistics:
 
     def _scan(self, scores: Scores, requests: list[_Request]) -> None:
         """Compute means and log-mean-exps of one bank: in one pass, or each mean by the solver."""
-        means = [one for one in requests if one.kind == "mean"]
-        logs = [one for one in requests if one.kind == "log"]
+        means: list[_Request] = []
+        logs: list[_Request] = []
+        for one in requests:
+            (means if one.kind == "mean" else logs).append(one)
         if self.solver not in ("auto", "exact") or len(means) == len(requests) == 1:
             for one in means:
                 k = int(one.number)
@@ -275,7 +276,7 @@ class Statistics:
         if bank is None or not isinstance(scores, Matrix):
             return scores
         below = self._ready(bank, 1, "(n_gallery_references, n_references), with as many columns")
-        return Matrix(scores.matrix.joined(below.matrix))
+        return Matrix(StoredMatrix([*scores.matrix.parts, *below.matrix.parts], "scores"))
 
     def _ready(self, bank: Any, axis: int, expected: str) -> Matrix:
         """Ready scores of a gallery bank that share an axis with the scores."""

@@ -70,7 +70,7 @@ class FaissBackend(FolderBackend):
     def _dump(self, index: Any, path: Path) -> None:
         require("faiss", "faiss").write_index(index, str(path))
 
-    def _copy(self, index: Any, width: int) -> Any:
+    def _copy(self, index: Any) -> Any:
         return require("faiss", "faiss").clone_index(index)
 
     def _add(self, index: Any, labels: Labels, vectors: FloatArray) -> None:

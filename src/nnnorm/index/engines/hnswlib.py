@@ -3,6 +3,7 @@
 hnswlib returns ``1 − product`` as a distance; scores here are products again.
 """
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,11 @@ class HnswlibBackend(FolderBackend):
 
     def _dump(self, index: Any, path: Path) -> None:
         index.save_index(str(path))
+
+    def _copy(self, index: Any) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            self._dump(index, Path(folder) / "index")
+            return self._load(Path(folder) / "index", index.dim)
 
     def _add(self, index: Any, labels: Labels, vectors: FloatArray) -> None:
         needed = index.get_current_count() + len(labels)

@@ -45,7 +45,7 @@ class UsearchBackend(FolderBackend):
     def _dump(self, index: Any, path: Path) -> None:
         index.save(str(path))
 
-    def _copy(self, index: Any, width: int) -> Any:
+    def _copy(self, index: Any) -> Any:
         return index.copy()
 
     def _add(self, index: Any, labels: Labels, vectors: FloatArray) -> None:
