@@ -17,7 +17,7 @@ smallest and largest ratio.
     python benchmarks/engines.py --tables               # print the table of the stored JSON
     python benchmarks/engines.py --items 2000 --output try.json    # does everything run?
 
-A new engine is a row in `ENGINES`. The embeddings are read from `../shared/data` (or `--data`).
+A new engine is a row in `ENGINES`. Pass the folder of the embeddings with `--data`.
 """
 
 import argparse

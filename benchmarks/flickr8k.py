@@ -8,7 +8,7 @@ measured to check the paper's claims about k and α for this small encoder.
     python benchmarks/flickr8k.py --tables                    # print the tables of the stored JSON
     python benchmarks/flickr8k.py --write-splits ../splits    # only write the files of each split
 
-The embeddings are read from `../shared/data` next to the repository (or `--data`), never copied.
+Pass the folder of the embeddings with `--data`.
 """
 
 import argparse

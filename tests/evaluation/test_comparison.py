@@ -99,12 +99,6 @@ def test_figures_are_those_of_tuning_on_validation_and_evaluating_on_test(
         check_result(result, task, bias, seed=3)
 
 
-def test_no_correction_comes_first_and_has_no_gain(compared, task):
-    none = compared.results[0]
-    assert (none.method, none.params, none.gain) == ("none", {}, None)
-    assert none.recall_at_1 == evaluate(task.queries, task.gallery, truth=task.truth).recall(1)
-
-
 def test_the_test_queries_have_no_say_in_the_choice(task, validation, bank):
     one = run(task, validation, bank, methods=["nnn", "is"])
     turned = task._replace(queries=-task.queries)

@@ -90,15 +90,6 @@ def test_clusters_widen_the_interval_when_captions_of_an_image_go_together(rng):
     assert 1.7 < width(clustered) / width(alone) < np.sqrt(5) + 0.1
 
 
-def test_a_paired_interval_is_the_interval_of_the_differences(rng):
-    before, images = captions(rng)
-    after, _ = captions(rng)
-    paired = interval_of_difference(after, before, images, seed=3)
-    alone = interval_of_mean(after - before, images, seed=3)
-    assert (paired.mean, paired.low, paired.high) == (alone.mean, alone.low, alone.high)
-    assert alone.p_value is None
-
-
 # --- p-values ------------------------------------------------------------------------------------
 
 

@@ -334,12 +334,12 @@ def test_a_wrong_parameter_is_named(make, words):
         make()
 
 
-@pytest.mark.parametrize("method", [NNN.paper(), CSLS(reference_k=128)], ids=repr)
-def test_reference_k_beyond_the_bank_says_both_numbers(small, method):
-    with pytest.raises(
-        NNNormError, match="reference_k is 128, but there are only 57 references; pass more"
-    ):
-        method.fit(small.gallery, small.references)
+@pytest.mark.parametrize("method", [NNN.paper(), NNN(128), CSLS(reference_k=128)], ids=repr)
+@pytest.mark.parametrize("groups", [None, ["a"] * 12 + ["b"] * 11])
+def test_reference_k_beyond_the_bank_says_both_numbers(small, method, groups):
+    words = "reference_k is 128, but there are only 57 references; pass more"
+    with pytest.raises(NNNormError, match=words):
+        method.fit(small.gallery, small.references, groups=groups)
 
 
 def test_banks_of_another_dim_are_rejected_with_both_shapes(small):

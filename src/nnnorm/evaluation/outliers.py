@@ -27,20 +27,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import embeddings
 from nnnorm.bank import Bank
 from nnnorm.corrector import Corrector, open_corrector
 from nnnorm.dedup import as_units, drop_copies
-from nnnorm.embeddings import (
-    Embeddings,
-    FloatArray,
-    IntArray,
-    Source,
-    ValidRows,
-    check_same_dim,
-    check_same_norms,
-    open_embeddings,
-    open_valid,
-)
+from nnnorm.embeddings import Embeddings, FloatArray, IntArray, Source, ValidRows
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.results import Record
 from nnnorm.files import Progress, write_whole
@@ -229,9 +220,9 @@ def scan(
         got = "neither" if corrector is None else "both"
         raise NNNormError(f"scan needs references (past queries) or a corrector; got {got}")
     if corrector is None:
-        items = open_valid(gallery, name="gallery", normalize=normalize)
+        items = embeddings.open_valid(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
-        check_same_norms(items.embeddings, past, normalize=normalize)
+        embeddings.check_same_norms(items.embeddings, past, normalize=normalize)
         bank = drop_copies(past, "drop", progress).embeddings
     else:
         loaded = open_corrector(corrector)
@@ -258,7 +249,7 @@ def screen(
     unit = True if corrector.unit and not rows.embeddings.normalized else None
     faults = _find_odd_norms(rows.embeddings, unit=unit, norms=corrector.item_norms)
     sample = corrector.sample.astype(np.float32)
-    known = open_embeddings(sample, name="items", normalize=corrector.normalize)
+    known = embeddings.open_embeddings(sample, name="items", normalize=corrector.normalize)
     return _judge(Expected(known, corrector.bank, progress=progress), rows, faults, ids, None)
 
 
@@ -340,7 +331,7 @@ class Expected:
     def __init__(
         self, landmarks: Embeddings, references: Embeddings, seed: int = 0, **run: Any
     ) -> None:
-        check_same_dim(landmarks, references)
+        embeddings.check_same_dim(landmarks, references)
         for rows in (landmarks, references):
             if len(rows) < _FEWEST:
                 raise NNNormError(f"scan needs {_FEWEST} rows of {rows.name}; got {len(rows)}")

@@ -187,14 +187,13 @@ class Statistics:
             solved |= self._solved.get(request, {})
         return solved
 
-    def check_reference_k(self, reference_k: float) -> None:
-        """Raise if k is larger than the bank."""
-        if reference_k > self.n_references:
-            size = describe_size(self.n_given, self.n_references)
-            raise NNNormError(
-                f"reference_k is {reference_k}, but there are only {size}; pass more references or "
-                "a smaller reference_k"
-            )
+    def too_few_references(self, reference_k: float) -> NNNormError:
+        """The error for a k that is larger than the bank."""
+        size = describe_size(self.n_given, self.n_references)
+        return NNNormError(
+            f"reference_k is {reference_k}, but there are only {size}; pass more references or a "
+            "smaller reference_k"
+        )
 
     def _get(self, request: _Request) -> FloatArray:
         if self._asked is not None:
@@ -208,8 +207,8 @@ class Statistics:
         """Compute what is not kept yet: all that uses the same scores in one pass."""
         passes: dict[Any, list[_Request]] = {}
         for request in dict.fromkeys(requests):
-            if request.kind == "mean":
-                self.check_reference_k(request.number)
+            if request.kind == "mean" and request.number > self.n_references:
+                raise self.too_few_references(request.number)
             if request not in self._kept:
                 # One pass does all k and β of a bank, and one all τ.
                 key = request.kind == "mean of all", replace(request, kind="log", number=0)
@@ -229,8 +228,10 @@ class Statistics:
 
     def _scan(self, scores: Scores, requests: list[_Request]) -> None:
         """Compute means and log-mean-exps of one bank: in one pass, or each mean by the solver."""
-        means = [one for one in requests if one.kind == "mean"]
-        logs = [one for one in requests if one.kind == "log"]
+        means: list[_Request] = []
+        logs: list[_Request] = []
+        for one in requests:
+            (means if one.kind == "mean" else logs).append(one)
         if self.solver not in ("auto", "exact") or len(means) == len(requests) == 1:
             for one in means:
                 k = int(one.number)
