@@ -208,7 +208,7 @@ def test_raw_items_have_room_up_to_a_margin_and_are_rejected_beyond_it(made):
     assert corrector.transform_items(2.4 * made.new).shape == (60, 18)
     long = made.new.copy()
     long[0] *= 9
-    with pytest.raises(NNNormError, match=r"with its bias, but .* room for .*; fit again"):
+    with pytest.raises(NNNormError, match=r"with its bias, .* allow at most .*; fit again"):
         corrector.transform_items(long)
     assert len(corrector.bias_for(long)) == 60  # a value needs no room
 
@@ -219,7 +219,9 @@ def test_raw_items_have_room_up_to_a_margin_and_are_rejected_beyond_it(made):
 @pytest.mark.parametrize("method", ["bias_for", "transform_items", "transform_queries"])
 def test_rows_of_another_width_or_without_unit_norm_are_rejected(made, corrector, method):
     ask = getattr(corrector, method)
-    with pytest.raises(NNNormError, match=r"share dim; got .*12.*16.*Were they encoded by diff"):
+    with pytest.raises(
+        NNNormError, match=r"same dimension; got .*12.*16.*Were they encoded by diff"
+    ):
         ask(made.new[:, :12])
     with pytest.raises(NNNormError, match=r"do not have unit norm \(norms 3 to 3\), but all rows"):
         ask(3 * made.new)
@@ -358,7 +360,7 @@ def test_a_refit_takes_a_gallery_that_has_grown_and_keeps_the_second_bank(made):
     second = first.refit(made.references, gallery=np.concatenate([made.gallery, made.new]))
     assert len(second.bias) == 160
     np.testing.assert_array_equal(second.gallery_references, first.gallery_references)
-    with pytest.raises(NNNormError, match=r"share dim; got gallery \(100, 12\)"):
+    with pytest.raises(NNNormError, match=r"same dimension; got gallery \(100, 12\)"):
         first.refit(made.references, gallery=made.gallery[:, :12])
 
 

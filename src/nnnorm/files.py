@@ -165,9 +165,8 @@ def check_memory(n_bytes: int, name: str) -> None:
     there = available_memory()
     if there is not None and n_bytes > there:
         raise NNNormError(
-            f"{name} announces {n_bytes / 1e9:,.1f} GB, more than the {there / 1e9:,.1f} GB of "
-            "memory that are available; is it damaged? Embeddings of that size are read from .npy "
-            "files, which are not loaded"
+            f"{name} needs {n_bytes / 1e9:,.1f} GB, but only {there / 1e9:,.1f} GB of memory are "
+            "available; is it damaged? If it isn't, save it as .npy, which isn't loaded into memory"
         )
 
 

@@ -104,8 +104,8 @@ def test_input_that_does_not_fit_is_one_sentence_and_writes_nothing(files, tmp_p
     run(*FIT)
     before = (tmp_path / "bias.safetensors").read_bytes()
     narrow = ["--items", "narrow.npy", "-o", "bias.safetensors"]
-    assert_fails(run(*EXTEND[:3], *narrow), "and references must share dim; got ")
-    assert_fails(run(*DRIFT, "narrow.npy"), "and references must share dim; got ")
+    assert_fails(run(*EXTEND[:3], *narrow), "and references must have the same dimension; got ")
+    assert_fails(run(*DRIFT, "narrow.npy"), "and references must have the same dimension; got ")
     assert (tmp_path / "bias.safetensors").read_bytes() == before
     bias = ["extend", "--corrector", "bias.safetensors", *EXTEND[3:]]
     assert_fails(run(*bias), "is a bias; expected a corrector")

@@ -76,7 +76,7 @@ def test_new_items_are_judged_by_a_corrector(files):
         ([*SCAN, "--budget", "lots"], "budget must be a share"),
         ([*SCAN, "-o", "list.csv"], "the output must end in .txt or .json"),
         ([*SCAN, "-o", "gallery.npy"], "is one of the inputs"),
-        (["scan", "--references", "references.npy"], "give --gallery, or --items"),
+        (["scan", "--references", "references.npy"], "pass --gallery, or --items"),
         (["scan", "--items", "new.npy"], "pass --corrector"),
         (["scan", "--items", "new.npy", "--corrector", "c.safetensors", "--budget", "3"], "one"),
     ],

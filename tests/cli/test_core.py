@@ -251,7 +251,10 @@ def with_nan(array):
     ("change", "words"),
     [
         (with_nan, "references (references.npy) must be finite; row 7 has NaN in column 3"),
-        (lambda a: a[:, :5], "must share dim; got gallery (gallery.npy) (23, 12) and references"),
+        (
+            lambda a: a[:, :5],
+            "must have the same dimension; got gallery (gallery.npy) (23, 12) and references",
+        ),
         (
             lambda a: a.astype(int),
             "these look like truth or row numbers; were the arguments swapped",
@@ -275,7 +278,7 @@ def test_numbers_that_do_not_fit_say_both(files):
 @pytest.mark.parametrize(
     ("options", "n_references", "words"),
     [
-        ((), 1, "1 references can't tell the hubs of 23 items from noise, so the weight is 0;"),
+        ((), 1, "1 past queries are too few to distinguish the hubs of 23 items from noise, so "),
         (("--alpha", 0), 57, "the weight is 0"),
         (("--method", "none"), 57, "the method is none"),
         (("--method", "is", "--set", "beta=0"), 57, "every item's value is 0"),
@@ -414,8 +417,8 @@ def test_wrong_usage_has_exit_code_2(files):
     for pair, words in (("center", "expected NAME=VALUE"), ("alpha=1", "alpha is given twice")):
         assert_fails(fit("--alpha", 1, "--set", pair), words, 2)
     assert fit("--method", "best").exit_code == 2
-    assert_fails(fit("-k", 3), "No such option: -k; past queries averaged per item", 2)
-    assert_fails(run("check", "a.npy", "b.npy"), "files are passed by options", 2)
+    assert_fails(fit("-k", 3), "No such option: -k; for the number of past queries, use", 2)
+    assert_fails(run("check", "a.npy", "b.npy"), "files are passed as options", 2)
 
 
 # --- a terminal ---------------------------------------------------------------------------------

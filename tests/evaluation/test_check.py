@@ -193,7 +193,7 @@ def test_past_queries_for_other_items_than_the_labels_are_said_to_inflate_the_ga
     within = {"queries": known["queries"], "truth": known["truth"] - 150}
     assert found.within == gain_of(hubs.gallery[150:], own, **within)
     assert found.recommended != "tuned"
-    assert "your past queries ask for other items than these queries do" in " ".join(
+    assert "your past queries and these queries ask for different items" in " ".join(
         str(found).split()
     )
     is_past = rng.random(len(truth)) < 0.5

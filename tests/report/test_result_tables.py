@@ -142,7 +142,7 @@ def test_no_correction_may_be_what_was_chosen():
     table = tabulate_tuning(make_tuning(Interval(0.0, 0.0, 0.0, 1.0), "none"))
     assert [row[0] for row in table.rows] == ["none"]
     assert table.rows[0][-1] == "both rules"
-    words = "Chosen by the maximum of R@1: no correction, which no setting beats."
+    words = "Chosen by the maximum of R@1: no correction; no setting is better."
     assert table.notes == (words,)
 
 

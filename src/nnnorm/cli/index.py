@@ -27,7 +27,7 @@ app.add_typer(index_app, name="index")
 
 _GROUPS = "Groups of the items: a file, or a key of --metadata."
 _GROUPS_KEY = "Key of the metadata with each item's group."
-_LEFT = "the index is as it was before: run the command again"
+_LEFT = "the index is unchanged: run the command again"
 
 
 def _read_items(

@@ -57,7 +57,7 @@ class Encoder:
         if n_cut := self.count_cut(texts):
             warnings.warn(
                 f"{n_cut} of {len(texts)} texts are longer than the {self.context} tokens that "
-                f"{self.name} reads and were cut",
+                f"{self.name} reads and were truncated",
                 stacklevel=2,
             )
         return self._encode("texts", texts, batch_size)
@@ -93,7 +93,7 @@ class Encoder:
             if rows.shape != (len(batch), self.dim):
                 raise NNNormError(
                     f"{self.name} gave shape {rows.shape} for {len(batch)} {modality}; expected "
-                    f"{(len(batch), self.dim)}. Does its configuration belong to its weights?"
+                    f"{(len(batch), self.dim)}. Does its configuration match its weights?"
                 )
             yield start, unit_rows(rows, f"{self.name}'s {modality}")
 
@@ -181,8 +181,8 @@ def unit_rows(rows: npt.NDArray[Any], name: str) -> FloatArray:
     if len(bad):
         what = "all zeros" if norms.ravel()[bad[0]] == 0 else "not finite"
         raise NNNormError(
-            f"{name}: row {bad[0]} of a batch is {what}; are the weights complete, and is the "
-            "device's arithmetic right (try --device cpu)?"
+            f"{name}: row {bad[0]} of a batch is {what}; are the weights complete? If they "
+            "are, try --device cpu"
         )
     return (wide / norms).astype(np.float32)
 
@@ -288,7 +288,7 @@ def check_vocabulary(tokenizer: Any, model: str) -> None:
     special = getattr(tokenizer, "all_special_ids", None)  # some tokenizers lack this attribute
     if special is not None and len(tokenizer) <= len(set(special)):
         raise NNNormError(
-            f"the tokenizer of model {model} knows no words: its files (tokenizer.json, or a "
+            f"the tokenizer of model {model} has no vocabulary: its files (tokenizer.json, or a "
             "vocabulary) are missing; is the folder complete?"
         )
 

@@ -212,8 +212,8 @@ class CorrectedIndex:
             n_fetched = min(4 * n_fetched, most)
         if n_short and most < n_items:
             warn(
-                f"{self.backend.engine} returns at most {most} hits, which are of fewer than "
-                f"{wanted} documents for {n_short:,} queries; some documents may be missing"
+                f"{self.backend.engine} returns at most {most} hits; for {n_short:,} queries, "
+                f"these are from fewer than {wanted} documents, and some may be missing"
             )
         chunks = Hits.read([[chunk[:2] for chunk in row.values()] for row in found])
         best = _take_best(chunks.ids, chunks.scores, k, least)
@@ -395,7 +395,9 @@ class CorrectedIndex:
         check_type("popularity", popularity, Popularity, "such as Popularity(clicks, weight=0.02)")
         if ids is None and len(popularity) != len(self):
             counts = f"{len(popularity):,} for {len(self):,} items"
-            raise NNNormError(f"clicks without ids must be one per item; got {counts}: pass ids")
+            raise NNNormError(
+                f"clicks without ids must have one entry per item; got {counts}: pass ids"
+            )
         named = check_item_ids(range(len(self)) if ids is None else ids, len(popularity))
         there = self.present(named)
         if not there.all():

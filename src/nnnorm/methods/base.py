@@ -604,8 +604,7 @@ def warn_of_mismatch(bias: Bias) -> None:
     """Warn if the automatic weight was reduced because the references do not match the gallery."""
     if is_mismatched(bias.params, bias.n_references or 0, len(bias)):
         warn(
-            "the past queries don't resemble what this gallery is searched for, so the correction "
-            f"is reduced to {bias.params['match']:.0%}; pass past queries of this search, or a few "
-            "dozen recent ones (recent=, --recent), or, if items of several kinds are mixed, "
-            "groups (--groups)"
+            "the past queries don't match this gallery, so the correction is reduced to "
+            f"{bias.params['match']:.0%}; pass past queries from this search, or a few dozen "
+            "recent ones (recent=, --recent); for a gallery of mixed items, pass groups (--groups)"
         )
