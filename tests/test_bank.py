@@ -378,7 +378,7 @@ def test_a_bad_line_of_a_log_changes_nothing(tmp_path, line, words):
     ("name", "text", "words"),
     [
         ("log.jsonl", "", "log.jsonl has no rows; is it truncated"),
-        ("log.csv", "vector\n[1 2]\n", "needs the column embedding; embedding is not there"),
+        ("log.csv", "vector\n[1 2]\n", "must have the column embedding; it has: vector"),
         ("log.txt", "", r"expected one of .npy, .npz, .parquet .* got the suffix '.txt'"),
         ("log.parquet", "PAR1", "can't be read as parquet"),
     ],

@@ -289,8 +289,8 @@ def test_items_of_another_model_of_the_same_width_are_warned_of():
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (InvertedSoftmax(gated=True), "method qbnorm decides per query"),
-        (DualSoftmax(9.0, 2.0, gate="safe"), "method dualdis decides per query"),
+        (InvertedSoftmax(gated=True), "method qbnorm depends on the best items"),
+        (DualSoftmax(9.0, 2.0, gate="safe"), "method dualdis depends on the best items"),
         (nnnorm.Sinkhorn(), "method sinkhorn balances all items of a gallery at once"),
         ("nnn", r"method must be a Method, such as NNN\(\); got str"),
     ],

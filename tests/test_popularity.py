@@ -113,7 +113,7 @@ def test_a_corrector_that_corrects_nothing_takes_no_clicks(shop):
     flat = Corrector.fit(gallery[:50], gallery[50:], NNN(4, 0.0), **known)
     for call in (flat.transform_items, flat.with_room):
         arguments = (gallery,) if call == flat.transform_items else ()
-        with pytest.raises(NNNormError, match="has the weight 0"):
+        with pytest.raises(NNNormError, match="has weight 0"):
             call(*arguments, popularity=Popularity(np.ones(60)))
 
 

@@ -118,7 +118,7 @@ def test_outputs_that_would_overwrite_inputs_or_each_other_are_refused(files):
     run(*FIT)
     assert_fails(run(*EXTEND[:-1], "corrector.safetensors"), "is one of the inputs")
     assert_fails(run(*FIT, "--method", "sinkhorn"), "balances all items of a gallery at once")
-    assert_fails(run(*FIT, "--method", "qbnorm"), "decides per query")
+    assert_fails(run(*FIT, "--method", "qbnorm"), "depends on the best items")
 
 
 @pytest.mark.slow

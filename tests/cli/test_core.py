@@ -157,7 +157,7 @@ def test_fit_takes_an_engine_and_shows_the_error_that_it_tells(files):
     params = json.loads(result.stdout)["params"]
     assert (params["solver"], params["quality"]) == ("approximate", 16)
     assert 0 < params["error"] < 0.5
-    assert_fails(fit("--set", "quality=16"), "quality is for the solver approximate")
+    assert_fails(fit("--set", "quality=16"), "quality only applies to the solver approximate")
     assert fit("--solver", "abacus").exit_code == 2
 
 

@@ -66,7 +66,7 @@ def test_documents_without_words_are_left_out_with_a_note(folder):
             "".join(f'{{"_id": "{n}", "text": ""}}\n' for n in range(20)),
             "the query '12' of .*queries.jsonl has no text",
         ),
-        ("qrels/test.tsv", "12\td 1\t1\n13\td 2\t1\n", "needs the column query-id"),
+        ("qrels/test.tsv", "12\td 1\t1\n13\td 2\t1\n", "must have the column query-id"),
     ],
 )
 def test_bad_files_are_named_with_their_line(folder, file, text, words):

@@ -106,9 +106,9 @@ def test_the_path_of_a_saved_corrector_will_do(shapes, corrector, tmp_path):
 
 
 def test_queries_that_do_not_fit_are_refused(shapes, corrector):
-    with pytest.raises(NNNormError, match="share dim; got "):
+    with pytest.raises(NNNormError, match="same dimension; got "):
         measure_drift(corrector, shapes.queries[:, :60])
-    with pytest.raises(NNNormError, match="queries is empty"):
+    with pytest.raises(NNNormError, match="queries must have at least one row"):
         measure_drift(corrector, shapes.queries[:0])
     with pytest.raises(NNNormError, match="do not have unit norm"):
         measure_drift(corrector, 2 * shapes.queries)

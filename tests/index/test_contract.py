@@ -315,7 +315,7 @@ def test_clicks_are_added_to_the_bias_by_a_refresh(case, tmp_path):
         assert hits.ids.tolist() == order.astype(str).tolist()
         with pytest.raises(nnnorm.NNNormError, match="2 of 2 ids"):
             index.refresh(made.correctors[1], popularity=clicks, ids=["a", "b"])
-        with pytest.raises(nnnorm.NNNormError, match="clicks without ids must be one per item"):
+        with pytest.raises(nnnorm.NNNormError, match="clicks without ids must have one"):
             index.refresh(made.correctors[1], popularity=clicks)
         assert index.search(made.queries, k=5).ids.tolist() == hits.ids.tolist()
         with pytest.warns(nnnorm.NNNormWarning, match="1 of 2 ids"):

@@ -93,7 +93,7 @@ def test_python_objects_are_refused(source):
     ids=["nothing", "a dict", "a bias"],
 )
 def test_what_is_no_array_at_all_is_named(source, what):
-    assert refusal(source) == f"gallery: {what}"
+    assert refusal(source) == f"gallery {what}"
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint32"])

@@ -117,7 +117,7 @@ def test_ids_of_shards_are_joined(pa, pq, path):
 )
 def test_a_column_id_that_can_t_be_used_is_left_out_with_a_warning(pa, pq, path, ids):
     save_ids(pa, path, ids)
-    with pytest.warns(NNNormWarning, match="ids must be one whole number or string .* left out"):
+    with pytest.warns(NNNormWarning, match="ids must be one whole number or string .* are ignored"):
         assert open_embeddings(path).ids is None
 
 
@@ -128,7 +128,7 @@ def test_shards_whose_ids_do_not_go_together_have_none(pa, pq, path, columns):
     save_ids(pa, folder / "img_emb_0.parquet", ["a"])
     table = pa.table({**columns, "embedding": VALUES[:1].tolist()})
     pq.write_table(table, folder / "img_emb_1.parquet")
-    with pytest.warns(NNNormWarning, match="they are left out, and rows go by their numbers"):
+    with pytest.warns(NNNormWarning, match="they are ignored: row numbers are the ids"):
         assert open_embeddings(folder).ids is None
 
 

@@ -134,7 +134,7 @@ def test_a_tuning_says_what_was_chosen_how_and_how_sure_it_is(tuning):
     choice, _, crossed = tabulate_tuning(tuning).notes[:3]
     assert "the one-standard-error rule" in choice
     assert f"of {tuning.n_near} settings within one standard error of the best" in choice
-    assert crossed.startswith("Cross-fitted, each fifth of the queries with the setting that")
+    assert crossed.startswith("Cross-fitted, each fifth of the queries with the setting chosen")
     assert crossed.endswith("An interval that includes 0 shows no gain.")
 
 

@@ -166,7 +166,7 @@ app = typer.Typer(
 def _root(
     version: Annotated[bool, Option("--version", help="Print the version.")] = False,
     debug: Annotated[
-        bool, Option("--debug", help="Show the traceback of an error; any command.")
+        bool, Option("--debug", help="Show the traceback of an error (any command).")
     ] = False,
 ) -> None:
     if version:

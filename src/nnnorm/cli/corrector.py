@@ -62,7 +62,7 @@ def calibrate(
     corrector: Path | None = None,
     output: Path | None = None,
 ) -> Answer:
-    """Convert the confidence of searches to probabilities, or without labels to shares."""
+    """Convert the confidence of searches to probabilities; without labels, to shares."""
     if (corrector is None) != (output is None):
         raise NNNormError("--corrector and --output go together: give both, or neither")
     confidence = Ranking.load(ranking).confidence
