@@ -278,7 +278,7 @@ def test_items_of_another_model_of_the_same_width_are_warned_of():
     corrector = Corrector.fit(shapes.gallery[::2], shapes.references)
     dim = shapes.gallery.shape[1]
     other = shapes.gallery[:100] @ np.linalg.qr(np.random.default_rng(0).normal(size=(dim, dim)))[0]
-    with pytest.warns(nnnorm.NNNormWarning, match="standard deviations from that of the gallery"):
+    with pytest.warns(nnnorm.NNNormWarning, match="deviations from that of the corrector's"):
         corrector.bias_for(other)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -396,8 +396,8 @@ def check_norms(name: str, low: float, high: float, *, warn_of_norms: bool) -> N
     if warn_of_norms and high - low > EQUAL_NORMS * high:
         warn(
             f"rows of {name} have norms {low:.3g} to {high:.3g}, so scores are raw inner "
-            "products; for cosine pass normalize=True (--normalize), and if inner products are "
-            "meant, normalize=False (--no-normalize)"
+            "products; for cosine, pass normalize=True (--normalize); to keep inner products, pass "
+            "normalize=False (--no-normalize)"
         )
 
 
@@ -425,8 +425,8 @@ def check_same_norms(
     low, high = other.norm_range
     message = (
         f"{unit.name} has unit norms and {other.name} does not (norms {low:.3g} to {high:.3g}); "
-        "for cosine pass normalize=True (--normalize), and if inner products are meant, open both "
-        "with normalize=False (--no-normalize)"
+        "for cosine, pass normalize=True (--normalize); for inner products, open both with "
+        "normalize=False (--no-normalize)"
     )
     if unit.normalized:
         raise NNNormError(message)

@@ -239,9 +239,9 @@ def load_record(
     if other != kind:
         if (other, kind) == ("corrector", "bias"):
             maker = f"nnnorm extend --corrector {path} --items GALLERY -o bias.safetensors"
-        what = f"a {other}" if other else "no file of nnnorm"
+        what = f"a {other}" if other else "not an nnnorm file"
         raise NNNormError(f"{path} is {what}; expected a {kind}: make one with {maker}")
-    reason = "its numbers are not those that were saved"
+    reason = "its numbers changed after it was saved"
     if head.get("digest") == _digest_of(arrays, head.get("about")):
         try:
             return build(arrays, head["about"])
@@ -262,7 +262,7 @@ def _read_head(file: Any) -> dict[str, Any]:
 
 
 def kind_of_record(path: PathLike) -> str:
-    """The kind that a file says it is; empty if it is no record of this package."""
+    """The kind that a file says it is; empty if it isn't a record of this package."""
     from safetensors import SafetensorError, safe_open
 
     check_regular(path)  # a pipe may never end

@@ -168,7 +168,7 @@ def test_normalize_is_for_fit_and_search_alike(files):
 
 
 def test_rows_without_unit_norm_are_noted_unless_they_are_meant(files):
-    assert "raw inner products; for cosine pass normalize=True (--normalize)" in fit().stderr
+    assert "raw inner products; for cosine, pass normalize=True (--normalize)" in fit().stderr
     assert "Note" not in fit("--no-normalize").stderr
 
 

@@ -184,7 +184,7 @@ def read_groups(groups: Any, ids: Ids, metadata: Sequence[Metadata]) -> Any:
     """Return the groups of items, given as a list, by id, or as a metadata key."""
     items, problem = ids.tolist(), "groups has no label for the item {!r}; add it"
     if isinstance(groups, str):
-        problem = f"the metadata of item {{!r}} has no key {groups!r}, which groups names"
+        problem = f"the metadata of item {{!r}} has no key {groups!r}, which holds its group"
         pairs = zip(items, metadata, strict=True)
         groups = {own: entry[groups] for own, entry in pairs if groups in entry}
     if not isinstance(groups, Mapping):

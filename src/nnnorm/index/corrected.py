@@ -644,7 +644,7 @@ def _fill(
                 keep_errors(progress)(done, n_items)
         backend.finish(version, config.to_dict())
         if (found := backend.count(version)) != n_items or done != n_items:
-            problem = f"should have {n_items:,} items in its new version and has {found:,}"
+            problem = f"should have {n_items:,} items in its new version; got {found:,}"
             raise backend.error(f"{problem}; nothing was changed: run the call again")
         if backend.served() != previous or (previous and backend.count(previous) != n_items):
             raise backend.error("was changed by another process during this call; run it again")
