@@ -240,7 +240,7 @@ def load_record(
     if other != kind:
         if (other, kind) == ("corrector", "bias"):
             maker = f"nnnorm extend --corrector {path} --items GALLERY -o bias.safetensors"
-        what = f"a {other}" if other else "no file of nnnorm"
+        what = f"a {other}" if other else "not an nnnorm file"
         raise NNNormError(f"{path} is {what}; expected a {kind}: make one with {maker}")
     reason = "its numbers are not those that were saved"
     if head.get("digest") == _digest_of(arrays, head.get("about")):

@@ -169,12 +169,14 @@ class Check(Record):
             elif self.expectation == "little":
                 why = "it would change next to nothing"
             return f"no correction needed: {why}."
-        setting = methods.describe_setting(chosen.method, chosen.params, ", ", " = ")
-        how = f"{methods.label_method(chosen.method)}, {setting} ({self.recommended} settings)"
+        setting = methods.describe_setting(chosen.method, chosen.params, ", ")
+        how = f"{methods.label_method(chosen.method)}({setting}) ({self.recommended} settings)"
         if self.recommended == "mixed":
             how = f"{methods.label_method(chosen.method)} with groups"
         if self.verdict == "correct":
             return f"use {how}."
+        if self.is_mismatched:
+            return "not with these past queries: replace them, or pass recent queries too."
         if self.recall_at_1 is None:
             return f"try {how}, and label some queries to see whether it helps."
         return f"try {how} next to the search as it is; no gain is shown yet."

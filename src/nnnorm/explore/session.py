@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 # The methods of the picker: those whose parameters have a control.
 CONTROLS = {"reference_k", "alpha", "center", "weight", "beta"}
 OFFERED = tuple(
-    name for name in methods.METHOD_NAMES if set(methods.find_method(name)[0].symbols) & CONTROLS
+    name for name in methods.METHOD_NAMES if set(methods.find_method(name)[0].shown) & CONTROLS
 )
 PLACES = 10
 _KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -82,7 +82,6 @@ class Knob:
     """A parameter of a method, as a control of the page."""
 
     name: str
-    label: str
     kind: str
     values: tuple[float, ...]
     default: float | bool
@@ -169,7 +168,7 @@ class Session:
             "alpha": ("range", weights, weight),
             "weight": ("range", weights, weight),
         }
-        return [Knob(param, label, *known[param]) for param, label in kind.symbols.items()]
+        return [Knob(param, *known[param]) for param in kind.shown]
 
     def open_method(self, name: str, params: Mapping[str, Any]) -> Setting:
         """Make a method of the picker; NNN without parameters is the automatic one."""

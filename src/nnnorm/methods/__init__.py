@@ -87,18 +87,11 @@ def label_method(name: str) -> str:
     return _BY_NAME[name][1].label if name in _BY_NAME else name
 
 
-def describe_setting(
-    name: str, params: Mapping[str, Any], between: str = " ", equals: str = "="
-) -> str:
-    """Write the parameters of a method as tables show them, by their short signs."""
-    symbols = _BY_NAME[name][0].symbols if name in _BY_NAME else {}
+def describe_setting(name: str, params: Mapping[str, Any], between: str = " ") -> str:
+    """Write the parameters of a method as tables show them, switches only if they are on."""
+    shown = _BY_NAME[name][0].shown if name in _BY_NAME else ()
     return between.join(
-        # A switch is named if it is on.
-        symbols[param] if value is True else f"{symbols[param]}{equals}{_write(value)}"
+        f"{param}={value if isinstance(value, int) else f'{value:.4g}'}"
         for param, value in params.items()
-        if param in symbols and value is not False
+        if param in shown and value is not False
     )
-
-
-def _write(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.4g}"

@@ -25,7 +25,6 @@ from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -307,8 +306,8 @@ class Method(ABC):
     """A correction method. Subclasses are records of parameters."""
 
     variants: ClassVar[tuple[Variant, ...]]
-    # Short signs of the parameters, for tables.
-    symbols: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    # The parameters that tables and reports show.
+    shown: ClassVar[tuple[str, ...]] = ()
     gallery_bank: ClassVar[Literal["unused", "optional", "needed"]] = "unused"
     # Whether an item's value follows from the item and the banks alone, whatever else is searched.
     values_each_item: ClassVar[bool] = True

@@ -185,7 +185,7 @@ def plot_grid(tuning: Tuning) -> "Figure":
         (tuning.best_by_maximum, "best by maximum", ":", 0.1),
     ):
         look = {"fill": False, "linewidth": 1.8, "linestyle": style, "edgecolor": INK}
-        what = describe_setting(cell.method, cell.params, ", ", " = ")
+        what = describe_setting(cell.method, cell.params, ", ")
         if _is_on_map(cell):
             row, column = place(cell)
             corner, size = (column + inset, row + inset), 1 - 2 * inset
