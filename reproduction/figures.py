@@ -58,7 +58,7 @@ def draw_histogram(runner: Runner, there: Experiment, folder: EmbeddingFolder | 
     if model is not None and folder is not None and folder.has(model, there.dataset):
         third = runner.occurrences(replace(there, model=model, method="none"))
         labels.append(model)
-    title = f"{there.model}, {there.direction} retrieval: how often is each item first?"
+    title = f"{there.model}, {there.direction} retrieval: how often each item is top-1"
     return plots.plot_occurrences(before, after, third, labels=labels, title=title)
 
 

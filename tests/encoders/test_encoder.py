@@ -100,12 +100,3 @@ def test_a_batch_too_large_for_the_memory_is_said_with_a_smaller_one(error):
 
     with pytest.raises(NNNormError, match=r"out of memory with 6 texts at once; .*--batch-size 3"):
         Large().encode_texts(["a"] * 6)
-
-
-def test_another_error_of_a_model_shows_itself():
-    class Broken(Letters):
-        def embed_texts(self, texts):
-            raise RuntimeError("shapes do not fit")
-
-    with pytest.raises(RuntimeError, match="shapes do not fit"):
-        Broken().encode_texts(["a"])

@@ -94,8 +94,8 @@ def test_histograms_count_the_items_of_every_occurrence():
         assert edges.tolist() == [n - 0.5 for n in range(32)]
     assert axes.get_yscale() == "log"
     assert legend_of(figure) == ["uncorrected, max 30", "NNN, max 6", "by chance"]
-    assert title_of(figure) == "How often does each of 10 items come first?"
-    assert axes.get_xlabel() == "queries that get the item first"
+    assert title_of(figure) == "How often each of 10 items is top-1"
+    assert axes.get_xlabel() == "queries for which the item is top-1"
     assert axes.get_ylabel() == "items, log scale"
 
 

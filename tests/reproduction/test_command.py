@@ -149,14 +149,6 @@ def test_visogender_s_lists_are_pictures_and_questions(tmp_path):
 
 
 @pytest.mark.slow
-def test_other_data_are_rows_of_the_same_tables(tmp_path):
-    printed = reproduce_json("--table", "k-sweep-image", "--data", "shapes")
-    (cells,) = printed[0]["other_data"].values()
-    assert len(cells) == 8
-    assert cells[0]["figure"]["value"] == pytest.approx(21.36, abs=0.1)
-
-
-@pytest.mark.slow
 def test_the_paper_s_figures_are_drawn_where_asked_for(tmp_path):
     root = make_paper_folder(tmp_path, models=("clip", "clip-ft-coco"))
     tables = [part for name in ("gender", "hubness") for part in ("--table", name)]

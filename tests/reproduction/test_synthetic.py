@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from nnnorm import load_shapes, search
+from nnnorm import load_shapes
 from nnnorm.datasets import read_scene
 from nnnorm.evaluation import Task
 from reproduction.material import NotThere
@@ -55,14 +55,6 @@ def test_the_groups_of_shapes_are_what_their_labels_say(shapes):
         item = np.flatnonzero((data.gallery == gallery[row]).all(axis=1))[0]
         things = read_scene(data.scenes[item])[1]
         assert [thing.size for thing in things if thing.shape == label] == [size]
-
-
-def test_ready_scores_rank_like_the_embeddings_they_are_made_of(shapes):
-    scores, references = shapes.scores()
-    queries, gallery, _ = shapes.task("image", "test")
-    ranking = search(np.asarray(queries)[::5], gallery, k=1)
-    assert np.mean(scores.argmax(axis=0) == ranking.indices[:, 0]) > 0.999
-    assert references.shape == (1000, 4000)
 
 
 def first(rows, n):

@@ -96,11 +96,6 @@ def test_table_1_has_the_columns_changes_and_bold_figures_of_the_paper():
     assert bold_of(table, large) == ["88.04", "58.88 (+2.5)"]  # the original is the best here
 
 
-def test_ties_are_bold_together():
-    table = printed("text-retrieval")
-    assert bold_of(table, 0)[:2] == ["81.20 (+1.9)", "81.20 (+1.9)"]
-
-
 def test_table_3_has_the_smaller_of_two_bold_and_the_change_signed():
     table = printed("outliers")
     assert table.groups == ("", "CLIP", "CLIP", "BLIP", "BLIP")

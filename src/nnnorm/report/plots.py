@@ -135,10 +135,10 @@ def plot_occurrences(
     never = " → ".join(f"{(some == 0).sum():,}" for some in counts)
     where: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": "top"}
     axes.text(0.99, 0.97, f"never: {never} of {n_items:,} items", fontweight="bold", **where)
-    places = "first" if k == 1 else f"among the first {k}"
+    places = "top-1" if k == 1 else f"in the top {k}"
     steps = "" if width == 1 else f" in steps of {width} queries"
-    title = title or f"How often does each of {n_items:,} items come {places}?"
-    label_axes(axes, title, f"queries that get the item {places}", f"items{steps}, log scale")
+    title = title or f"How often each of {n_items:,} items is {places}"
+    label_axes(axes, title, f"queries for which the item is {places}", f"items{steps}, log scale")
     for axis in (axes.xaxis, axes.yaxis):  # commas, and millions as such
         axis.set_major_formatter(
             lambda value, _: f"{value / 1e6:,.10g} M" if value >= 1e6 else f"{value:,.10g}"

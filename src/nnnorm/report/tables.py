@@ -345,7 +345,7 @@ def tabulate_check(check: evaluation.Check) -> Table:
         f"By chance: every hit{' that is not right' if has_truth else ''} falls on any item alike "
         "(queries that belong together as one). Beyond chance: the share of those hits that would "
         "have to move to look like that.",
-        "R@1: queries with a right item first, %. Gains in points, with 95 % paired intervals, "
+        "R@1: queries with a right item as top-1, %. Gains in points, with 95 % paired intervals, "
         "queries of one item drawn together."
         if has_truth
         else "Items that are asked for more often than others look like hubs here too.",
