@@ -230,7 +230,7 @@ class Corrector:
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
-        Corrector(nnn k=4 α=0.5, 99 references of 8 dimensions, normalized)
+        Corrector(nnn reference_k=4 alpha=0.5, 99 references of 8 dimensions, normalized)
         """
         check_method(method)
         check_solver(solver, quality)

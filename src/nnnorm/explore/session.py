@@ -153,7 +153,7 @@ class Session:
         served = self.material.served
         if name == Served.name and served is not None:
             highest = max(MOST_ALPHA, 2 * served.weight)
-            return [Knob("weight", "weight", "range", (0.0, highest, ALPHA_STEP), served.weight)]
+            return [Knob("weight", "range", (0.0, highest, ALPHA_STEP), served.weight)]
         kind = methods.find_method(name)[0]
         usual_k, weight = 10, 0.5
         if kind is NNN:

@@ -1,6 +1,7 @@
 """Cross-domain Similarity Local Scaling, ``b(r) = ½·m_k(r)`` (Conneau et al., ICLR 2018)."""
 
 from dataclasses import dataclass
+
 from nnnorm.errors import check_count
 from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Statistics, Variant
 

@@ -1,6 +1,7 @@
 """Distribution Normalization, not re-normalized: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023)."""
 
 from dataclasses import dataclass
+
 from nnnorm.errors import check_number
 from nnnorm.methods.base import FloatArray, Method, Statistics, Variant
 

@@ -1,6 +1,7 @@
 """Inverted softmax, ``b(r) = L_β(r)/β``, and gated as QBNorm (Bogolin et al., CVPR 2022)."""
 
 from dataclasses import dataclass
+
 import numpy as np
 
 from nnnorm.errors import check_number

@@ -1,6 +1,7 @@
 """Sinkhorn normalization, ``b(r) = −τ·log u_r`` (DBSN: Pan et al., ACM MM 2025)."""
 
 from dataclasses import dataclass
+
 from nnnorm.errors import check_count, check_number
 from nnnorm.methods.base import FloatArray, Method, Statistics, Variant
 

@@ -202,7 +202,7 @@ def plot_grid(tuning: Tuning) -> "Figure":
     axes.set_xticks([n + 0.5 for n in columns], [f"{ks[n]:,}" for n in columns])
     axes.set_yticks([n + 0.5 for n in rows], [f"{alphas[n]:.4g}" for n in rows])
     title = f"R@1 on {tuning.n_queries:,} tuning queries; no correction: {baseline:.2f} %"
-    label_axes(axes, title, "k, references averaged per item", "α, weight of the correction")
+    label_axes(axes, title, "reference_k, past queries per item", "alpha, weight of the bias")
     add_legend(figure, handles)
     return figure
 

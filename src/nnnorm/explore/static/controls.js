@@ -58,7 +58,7 @@ export function drawControls(root) {
   for (const knob of knobsOf(state.method)) root.append(drawKnob(knob));
   if (state.method === "nnn") {
     root.append(make("button", { class: "button", id: "automatic", type: "button",
-      title: "k and α from the past queries, without labels",
+      title: "reference_k and alpha from the past queries, without labels",
       onclick: () => change({ params: {} }) }, "Automatic"));
   }
   root.append(make("div", { class: "line push" }, Object.keys(about.filters).length ? drawFilters() : null, drawMenu()));
