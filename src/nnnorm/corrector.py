@@ -41,16 +41,8 @@ from nnnorm.embeddings import (
 from nnnorm.errors import NNNormError, check_number, check_type, quiet, warn
 from nnnorm.files import Progress, load_record, save_record
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z
-from nnnorm.methods import (
-    NNN,
-    Method,
-    Statistics,
-    describe_setting,
-    make_method,
-    open_groups,
-    open_references,
-    warn_of_mismatch,
-)
+from nnnorm.methods import NNN, describe_setting, make_method
+from nnnorm.methods.base import Method, Statistics, open_groups, open_references, warn_of_mismatch
 from nnnorm.methods.groups import Labels, name_groups, offsets_of, open_labels
 from nnnorm.ranking import measure_confidence, search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
@@ -230,7 +222,7 @@ class Corrector:
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
-        Corrector(nnn k=4 α=0.5, 99 references of 8 dimensions, normalized)
+        Corrector(nnn reference_k=4 alpha=0.5, 99 references of 8 dimensions, normalized)
         """
         check_method(method)
         check_solver(solver, quality)

@@ -220,10 +220,7 @@ def save_record(path: PathLike, kind: str, arrays: Arrays, about: Mapping[str, A
 
 
 def load_record(
-    path: PathLike,
-    kind: str,
-    maker: str,
-    build: Callable[[Arrays, dict[str, Any]], Record],
+    path: PathLike, kind: str, maker: str, build: Callable[[Arrays, dict[str, Any]], Record]
 ) -> Record:
     """Build a record from its arrays and description; its digest shows that they are as saved."""
     from safetensors import safe_open
@@ -240,7 +237,7 @@ def load_record(
     if other != kind:
         if (other, kind) == ("corrector", "bias"):
             maker = f"nnnorm extend --corrector {path} --items GALLERY -o bias.safetensors"
-        what = f"a {other}" if other else "no file of nnnorm"
+        what = f"a {other}" if other else "not an nnnorm file"
         raise NNNormError(f"{path} is {what}; expected a {kind}: make one with {maker}")
     reason = "its numbers are not those that were saved"
     if head.get("digest") == _digest_of(arrays, head.get("about")):

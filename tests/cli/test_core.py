@@ -53,7 +53,7 @@ def test_two_commands_correct_a_search(files, small):
 def test_fit_prints_a_table_and_what_to_do_next(files):
     result = fit("--normalize")
     assert "a bias for 23 items from 57 past queries" in result.stdout
-    assert "k = 8, α = 0" in result.stdout
+    assert "reference_k=8, alpha=0" in result.stdout
     assert "params." not in result.stdout
     following = " ".join(result.stdout.partition("Next:")[2].replace("\\", "").split())
     expected = "nnnorm search --gallery gallery.npy --queries QUERIES --bias bias.safetensors"

@@ -29,6 +29,7 @@ from nnnorm.evaluation.results import Interval, Record
 from nnnorm.evaluation.tuning import Trial
 from nnnorm.files import Progress
 from nnnorm.methods import NNN, MethodName
+from nnnorm.methods.base import is_mismatched
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
@@ -169,12 +170,14 @@ class Check(Record):
             elif self.expectation == "little":
                 why = "it would change next to nothing"
             return f"no correction needed: {why}."
-        setting = methods.describe_setting(chosen.method, chosen.params, ", ", " = ")
-        how = f"{methods.label_method(chosen.method)}, {setting} ({self.recommended} settings)"
+        setting = methods.describe_setting(chosen.method, chosen.params, ", ")
+        how = f"{methods.label_method(chosen.method)}({setting}) ({self.recommended} settings)"
         if self.recommended == "mixed":
             how = f"{methods.label_method(chosen.method)} with groups"
         if self.verdict == "correct":
             return f"use {how}."
+        if self.is_mismatched:
+            return "not with these past queries: replace them, or pass recent queries too."
         if self.recall_at_1 is None:
             return f"try {how}, and label some queries to see whether it helps."
         return f"try {how} next to the search as it is; no gain is shown yet."
@@ -466,7 +469,7 @@ def _expect(
         reasons.append("they are items, not queries, which makes results worse")
     elif z > input_checks.MISMATCH_WARNING_Z:
         reasons.append("they are not like the queries, which may make results worse")
-    if methods.is_mismatched(bias.params, bias.n_references or 0, len(bias)):
+    if is_mismatched(bias):
         reasons.append("they don't resemble what this gallery is searched for")
     n_queries = bias.params.get("n_unique", bias.n_references or 0)
     if n_queries < input_checks.FEW_QUERIES:

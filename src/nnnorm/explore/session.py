@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 # The methods of the picker: those whose parameters have a control.
 CONTROLS = {"reference_k", "alpha", "center", "weight", "beta"}
 OFFERED = tuple(
-    name for name in methods.METHOD_NAMES if set(methods.find_method(name)[0].symbols) & CONTROLS
+    name for name in methods.METHOD_NAMES if set(methods.find_method(name)[0].shown) & CONTROLS
 )
 PLACES = 10
 _KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -82,7 +82,6 @@ class Knob:
     """A parameter of a method, as a control of the page."""
 
     name: str
-    label: str
     kind: str
     values: tuple[float, ...]
     default: float | bool
@@ -154,7 +153,7 @@ class Session:
         served = self.material.served
         if name == Served.name and served is not None:
             highest = max(MOST_ALPHA, 2 * served.weight)
-            return [Knob("weight", "weight", "range", (0.0, highest, ALPHA_STEP), served.weight)]
+            return [Knob("weight", "range", (0.0, highest, ALPHA_STEP), served.weight)]
         kind = methods.find_method(name)[0]
         usual_k, weight = 10, 0.5
         if kind is NNN:
@@ -169,7 +168,7 @@ class Session:
             "alpha": ("range", weights, weight),
             "weight": ("range", weights, weight),
         }
-        return [Knob(param, label, *known[param]) for param, label in kind.symbols.items()]
+        return [Knob(param, *known[param]) for param in kind.shown]
 
     def open_method(self, name: str, params: Mapping[str, Any]) -> Setting:
         """Make a method of the picker; NNN without parameters is the automatic one."""

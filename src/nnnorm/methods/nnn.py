@@ -23,7 +23,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +82,7 @@ class NNN(Method):
     center: bool | Auto = "auto"
 
     variants = (Variant("nnn", "NNN", _GRID),)
-    symbols: ClassVar = {"reference_k": "k", "alpha": "α", "center": "centered"}
+    shown = ("reference_k", "alpha", "center")
     is_weighted = True
 
     def __post_init__(self) -> None:

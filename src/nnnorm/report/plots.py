@@ -185,7 +185,7 @@ def plot_grid(tuning: Tuning) -> "Figure":
         (tuning.best_by_maximum, "best by maximum", ":", 0.1),
     ):
         look = {"fill": False, "linewidth": 1.8, "linestyle": style, "edgecolor": INK}
-        what = describe_setting(cell.method, cell.params, ", ", " = ")
+        what = describe_setting(cell.method, cell.params, ", ")
         if _is_on_map(cell):
             row, column = place(cell)
             corner, size = (column + inset, row + inset), 1 - 2 * inset
@@ -202,7 +202,7 @@ def plot_grid(tuning: Tuning) -> "Figure":
     axes.set_xticks([n + 0.5 for n in columns], [f"{ks[n]:,}" for n in columns])
     axes.set_yticks([n + 0.5 for n in rows], [f"{alphas[n]:.4g}" for n in rows])
     title = f"R@1 on {tuning.n_queries:,} tuning queries; no correction: {baseline:.2f} %"
-    label_axes(axes, title, "k, references averaged per item", "α, weight of the correction")
+    label_axes(axes, title, "reference_k, past queries per item", "alpha, weight of the bias")
     add_legend(figure, handles)
     return figure
 
