@@ -23,34 +23,17 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import embeddings, methods
 from nnnorm.augmentation import Augmentation, Target, bound_augmentation
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Popularity, check_correction
 from nnnorm.calibration import Calibration
 from nnnorm.dedup import Duplicates, drop_copies
-from nnnorm.embeddings import (
-    Embeddings,
-    FloatArray,
-    Source,
-    ValidRows,
-    check_like_norms,
-    check_same_dim,
-    open_embeddings,
-    open_valid,
-)
+from nnnorm.embeddings import Embeddings, FloatArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, check_number, check_type, quiet, warn
 from nnnorm.files import Progress, load_record, save_record
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z
-from nnnorm.methods import (
-    NNN,
-    Method,
-    Statistics,
-    describe_setting,
-    make_method,
-    open_groups,
-    open_references,
-    warn_of_mismatch,
-)
+from nnnorm.methods import NNN, Method, Statistics, describe_setting
 from nnnorm.methods.groups import Labels, name_groups, offsets_of, open_labels
 from nnnorm.ranking import measure_confidence, search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
@@ -240,7 +223,7 @@ class Corrector:
         own = None
         if recent is not None:
             own = open_embeddings(recent, name="recent", normalize=normalize)
-            check_like_norms(own.name, own.norm_range, past.norm_range, "references")
+            embeddings.check_like_norms(own.name, own.norm_range, past.norm_range, "references")
         check_inputs(items, past, own, allow_gallery_rows=allow_gallery_rows)
         used, about = drop_copies(past, duplicates, progress), dict[str, Any]()
         if own is not None:
@@ -256,7 +239,7 @@ class Corrector:
         bank = _keep(used.embeddings, "references", items.normalized)
         if second is not None:
             second = _keep(second, "gallery_references", items.normalized)
-        labeled = open_groups(groups, len(items), between)
+        labeled = methods.open_groups(groups, len(items), between)
         statistics = Statistics(
             items,
             replace(used, embeddings=bank, fingerprint=bank.fingerprint),
@@ -269,7 +252,7 @@ class Corrector:
         )
         resolved, chosen = method.resolve(statistics)
         bias = resolved.make_bias(statistics, chosen | about)
-        warn_of_mismatch(bias)
+        methods.warn_of_mismatch(bias)
         center = items.mean() if getattr(resolved, "center", False) else None
         banks = [bank] if second is None else [bank, second]
         unit = all(_has_unit_norms(rows) for rows in (items, *banks))
@@ -347,7 +330,7 @@ class Corrector:
             )
         # A bank that is normalized suits unit rows too, which False would reject.
         normalize = True if self.normalize else None if self.unit else False
-        past = open_references(references, normalize=normalize)
+        past = methods.open_references(references, normalize=normalize)
         new = Corrector.fit(
             items,
             past,
@@ -647,8 +630,7 @@ class Corrector:
         -------
         Embeddings
         """
-        given = isinstance(source, Embeddings) and source.normalized
-        rows = open_embeddings(source, name=name, normalize=self.normalize or (given and self.unit))
+        rows = open_embeddings(source, name=name, normalize=self._normalizes(source))
         check_same_dim(rows, self.bank)
         if self.unit:
             if not rows.normalized and not _has_unit_norms(rows):
@@ -661,8 +643,14 @@ class Corrector:
         else:
             role = "items" if name in ("items", "gallery") else "references"
             known = self.item_norms if role == "items" else self.bank.norm_range
-            check_like_norms(rows.name, rows.norm_range, known, f"{role} of the corrector")
+            of_corrector = f"{role} of the corrector"
+            embeddings.check_like_norms(rows.name, rows.norm_range, known, of_corrector)
         return rows
+
+    def _normalizes(self, source: Source) -> bool:
+        """Whether rows are normalized; unit rows may have been already."""
+        given = isinstance(source, Embeddings) and source.normalized
+        return self.normalize or (given and self.unit)
 
     def open_groups(self, groups: npt.ArrayLike | None, n_items: int) -> Labels | None:
         """Return the labels of items, or raise an error if the corrector needs others."""
@@ -679,12 +667,11 @@ class Corrector:
             )
         return open_labels(groups, n_items)
 
-    def open_valid(self, source: Source, name: str) -> ValidRows:
+    def open_valid(self, source: Source, name: str) -> embeddings.ValidRows:
         """Open the valid rows of items; the caller checks their norms."""
-        given = isinstance(source, Embeddings) and source.normalized
         with quiet():  # odd norms are among the results
-            normalize = self.normalize or (given and self.unit)
-            found = open_valid(source, name=name, normalize=normalize)
+            normalize = self._normalizes(source)
+            found = embeddings.open_valid(source, name=name, normalize=normalize)
         check_same_dim(found.embeddings, self.bank)
         return found
 
@@ -739,20 +726,13 @@ class Corrector:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metadata of the corrector, ready for JSON."""
+        plain = ("weight", "dim", "normalize", "unit", "duplicates", "longest", "fingerprint")
         return {
-            "method": self.method.to_dict(),
-            "asked": self.asked.to_dict(),
-            "weight": self.weight,
+            **{name: getattr(self, name) for name in plain},
+            **{name: getattr(self, name).to_dict() for name in ("method", "asked", "bias")},
             "n_references": len(self.bank),
-            "dim": self.dim,
-            "normalize": self.normalize,
-            "unit": self.unit,
             "augmentation": asdict(self.augmentation),
             "item_norms": list(self.item_norms),
-            "duplicates": self.duplicates,
-            "longest": self.longest,
-            "fingerprint": self.fingerprint,
-            "bias": self.bias.to_dict(),
             **({} if self.groups is None else {"sample_groups": list(self.sample_groups)}),
             **({} if self.calibration is None else {"calibration": self.calibration.to_dict()}),
         }
@@ -795,7 +775,7 @@ class Corrector:
         """Create a corrector from its arrays and the result of `to_dict`."""
         kept = {name: about[name] for name in ("normalize", "unit", "duplicates")}
         for name in ("method", "asked"):
-            kept[name] = make_method(about[name]["name"], **about[name]["params"])
+            kept[name] = methods.make_method(about[name]["name"], **about[name]["params"])
         if "gallery_references" in arrays:
             name = "gallery_references"
             kept["bank_of_items"] = _keep(arrays[name], name, about["normalize"])
