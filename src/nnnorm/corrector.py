@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm import embeddings, methods
+from nnnorm import embeddings
 from nnnorm.augmentation import Augmentation, Target, bound_augmentation
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Popularity, check_correction
@@ -33,7 +33,8 @@ from nnnorm.embeddings import Embeddings, FloatArray, Source, check_same_dim, op
 from nnnorm.errors import NNNormError, check_number, check_type, quiet, warn
 from nnnorm.files import Progress, load_record, save_record
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z
-from nnnorm.methods import NNN, Method, Statistics, describe_setting
+from nnnorm.methods import NNN, describe_setting, make_method
+from nnnorm.methods.base import Method, Statistics, open_groups, open_references, warn_of_mismatch
 from nnnorm.methods.groups import Labels, name_groups, offsets_of, open_labels
 from nnnorm.ranking import measure_confidence, search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
@@ -239,7 +240,7 @@ class Corrector:
         bank = _keep(used.embeddings, "references", items.normalized)
         if second is not None:
             second = _keep(second, "gallery_references", items.normalized)
-        labeled = methods.open_groups(groups, len(items), between)
+        labeled = open_groups(groups, len(items), between)
         statistics = Statistics(
             items,
             replace(used, embeddings=bank, fingerprint=bank.fingerprint),
@@ -252,7 +253,7 @@ class Corrector:
         )
         resolved, chosen = method.resolve(statistics)
         bias = resolved.make_bias(statistics, chosen | about)
-        methods.warn_of_mismatch(bias)
+        warn_of_mismatch(bias)
         center = items.mean() if getattr(resolved, "center", False) else None
         banks = [bank] if second is None else [bank, second]
         unit = all(_has_unit_norms(rows) for rows in (items, *banks))
@@ -330,7 +331,7 @@ class Corrector:
             )
         # A bank that is normalized suits unit rows too, which False would reject.
         normalize = True if self.normalize else None if self.unit else False
-        past = methods.open_references(references, normalize=normalize)
+        past = open_references(references, normalize=normalize)
         new = Corrector.fit(
             items,
             past,
@@ -775,7 +776,7 @@ class Corrector:
         """Create a corrector from its arrays and the result of `to_dict`."""
         kept = {name: about[name] for name in ("normalize", "unit", "duplicates")}
         for name in ("method", "asked"):
-            kept[name] = methods.make_method(about[name]["name"], **about[name]["params"])
+            kept[name] = make_method(about[name]["name"], **about[name]["params"])
         if "gallery_references" in arrays:
             name = "gallery_references"
             kept["bank_of_items"] = _keep(arrays[name], name, about["normalize"])

@@ -220,11 +220,10 @@ def _above(
 # --- past queries from another source ------------------------------------------------------------
 
 
-def mismatch_z(references: Embeddings, recent: Embeddings, *, seed: int = 0) -> float:
+def mismatch_z(references: Embeddings, recent: Embeddings) -> float:
     """Return how many standard errors past and recent queries are from one source."""
     check_same_dim(references, recent)
-    rng = np.random.default_rng(seed)
-    found = []
+    rng, found = np.random.default_rng(0), []
     for _ in range(_N_DRAWS):
         drawn, asked = (_draw(rows, rng) for rows in (references, recent))
         size = min(len(drawn), len(asked))

@@ -197,33 +197,26 @@ def top_k(scores: Scores, k: int, **options: Any) -> TopK:
     """
     n_rows = scores.shape[0]
     found = TopK(np.empty((n_rows, k), np.float32), np.empty((n_rows, k), np.int64))
-    # Per score: the partitioned copy and the mask. Per row: 3k candidates with their sort keys.
-    for start, stop, best in reduce_rows(
-        scores,
-        partial(KeepBest, k=k),
-        bytes_per_score=5,
-        bytes_per_row=64 * (3 * k + 64),
-        narrowest=k,
-        **options,
-    ):
+    # Per row: 3k candidates with their sort keys.
+    for start, stop, best in _reduce_best(scores, KeepBest, k, 64 * (3 * k + 64), **options):
         found.scores[start:stop], found.indices[start:stop] = best
     return found
 
 
 def top_means(scores: Scores, k: int, **options: Any) -> FloatArray:
     """Compute the mean of the k best values of every row: ``m_k``, shape ``(n_rows,)``."""
-    # Per score: the first block is partitioned in a copy; the mask.
     means = np.empty(scores.shape[0], dtype=np.float32)
-    for start, stop, best in reduce_rows(
-        scores,
-        partial(KeepBestValues, k=k),
-        bytes_per_score=5,
-        bytes_per_row=4 * (10 * k + 128),
-        narrowest=k,
-        **options,
-    ):
+    for start, stop, best in _reduce_best(scores, KeepBestValues, k, 4 * (10 * k + 128), **options):
         means[start:stop] = best.mean(axis=1, dtype=np.float64)
     return means
+
+
+def _reduce_best(
+    scores: Scores, kind: Any, k: int, bytes_per_row: int, **options: Any
+) -> Iterator[tuple[int, int, Any]]:
+    # Per score: the partitioned copy and the mask.
+    needs: dict[str, Any] = {"bytes_per_score": 5, "bytes_per_row": bytes_per_row, "narrowest": k}
+    return reduce_rows(scores, partial(kind, k=k), **needs, **options)
 
 
 class KeepBestValues:

@@ -29,6 +29,7 @@ from nnnorm.evaluation.results import Interval, Record
 from nnnorm.evaluation.tuning import Trial
 from nnnorm.files import Progress
 from nnnorm.methods import NNN, MethodName
+from nnnorm.methods.base import is_mismatched
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
@@ -468,7 +469,7 @@ def _expect(
         reasons.append("they are items, not queries, which makes results worse")
     elif z > input_checks.MISMATCH_WARNING_Z:
         reasons.append("they are not like the queries, which may make results worse")
-    if methods.is_mismatched(bias.params, bias.n_references or 0, len(bias)):
+    if is_mismatched(bias):
         reasons.append("they don't resemble what this gallery is searched for")
     n_queries = bias.params.get("n_unique", bias.n_references or 0)
     if n_queries < input_checks.FEW_QUERIES:

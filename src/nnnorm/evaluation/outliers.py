@@ -18,7 +18,6 @@ hide among its own copies. Zeros, constants and unusual norms are always reporte
 import json
 import math
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -425,7 +424,7 @@ class Expected:
             return np.stack([bias, density, topics, firsts, blends, side, leader])
 
         parts = []
-        for _, stop, found in strips_in_order(work, n_rows, self._n_strip, threading.Event()):
+        for _, stop, found in strips_in_order(work, n_rows, self._n_strip):
             parts.append(found)
             if self._progress is not None:
                 self._progress(stop, n_rows)

@@ -28,17 +28,8 @@ from nnnorm.evaluation.metrics import Evaluation, Truth, count_strip, evaluate, 
 from nnnorm.evaluation.results import Interval, Record, interval_of_difference, is_near, split_folds
 from nnnorm.evaluation.sweep import Setting, make_settings, sweep_hits
 from nnnorm.files import Progress
-from nnnorm.methods import (
-    METHOD_NAMES,
-    NNN,
-    NO_CORRECTION,
-    Grid,
-    MethodName,
-    describe_setting,
-    find_method,
-    make_method,
-    open_groups,
-)
+from nnnorm.methods import METHODS, NNN, NO_CORRECTION, MethodName, describe_setting, find_method
+from nnnorm.methods.base import Grid, open_groups
 from nnnorm.methods.groups import Groups
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
@@ -330,8 +321,8 @@ def check_choice(
     if select not in ("one-standard-error", "max"):
         raise NNNormError(f"select must be 'one-standard-error' or 'max'; got {select!r}")
     if methods == "all":
-        needs_bank = {name: find_method(name)[0].gallery_bank == "needed" for name in METHOD_NAMES}
-        methods = [name for name in METHOD_NAMES if has_gallery_bank or not needs_bank[name]]
+        kinds = [kind for kind in METHODS if has_gallery_bank or kind.gallery_bank != "needed"]
+        methods = [variant.name for kind in kinds for variant in kind.variants]
     if isinstance(methods, str) or not methods:
         raise NNNormError(f"methods must be 'all' or a list of names; got {methods!r}")
     return [name for name in dict.fromkeys(methods) if name != NO_CORRECTION]
@@ -401,7 +392,9 @@ def _check_clicks(
     """The methods that a popularity can be added to."""
     if (n_clicks := len(Popularity(clicks))) != n_gallery:
         raise NNNormError(f"clicks must have one number per item, {n_gallery}; got {n_clicks}")
-    gated = [name for name in methods if make_method(name).gated_by]
+    # A gate is all that the name of a method fixes or presets.
+    variants = [find_method(name)[1] for name in methods]
+    gated = [one.name for one in variants if any({**one.fixed, **one.preset}.values())]
     if gated and not is_all:
         raise NNNormError(
             f"{gated[0]} decides per query, so it takes no clicks: leave them out, or the method"

@@ -25,16 +25,7 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from nnnorm.errors import NNNormError
-from nnnorm.methods.base import (
-    Grid,
-    Method,
-    Statistics,
-    Variant,
-    is_mismatched,
-    open_groups,
-    open_references,
-    warn_of_mismatch,
-)
+from nnnorm.methods.base import Grid, Method, Statistics, Variant, open_groups, open_references
 from nnnorm.methods.csls import CSLS
 from nnnorm.methods.dn import DN
 from nnnorm.methods.dual_softmax import DualSoftmax, published_product

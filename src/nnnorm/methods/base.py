@@ -30,18 +30,11 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import embeddings
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Gate
 from nnnorm.dedup import Duplicates, References, describe_size, drop_copies
-from nnnorm.embeddings import (
-    Embeddings,
-    Source,
-    StoredMatrix,
-    check_same_dim,
-    check_same_norms,
-    open_embeddings,
-    open_matrix,
-)
+from nnnorm.embeddings import Embeddings, Source, StoredMatrix, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
@@ -97,7 +90,7 @@ class Statistics:
         elif references is not None:
             self.scores = Products(gallery, references.embeddings, memory_budget=memory_budget)
             if isinstance(gallery_bank, Embeddings):
-                check_same_dim(gallery, gallery_bank)
+                embeddings.check_same_dim(gallery, gallery_bank)
         self.n_gallery: int = self.scores.shape[0]
         self.n_references: int = self.scores.shape[1]
         # The number of references, of which near copies may have been dropped.
@@ -511,12 +504,12 @@ class Method(ABC):
         """Open gallery, references and gallery bank, once it is clear that the method uses them."""
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
-        check_same_norms(items, past, normalize=normalize)
+        embeddings.check_same_norms(items, past, normalize=normalize)
         if gallery_references is None:
             return items, past, None
         self._check_gallery_bank("gallery_references")
         bank = open_embeddings(gallery_references, name="gallery_references", normalize=normalize)
-        check_same_norms(items, bank, normalize=normalize)
+        embeddings.check_same_norms(items, bank, normalize=normalize)
         return items, past, bank
 
     def duplicates_for(self, past: Embeddings, duplicates: Duplicates | None) -> Duplicates:
@@ -560,8 +553,8 @@ class Method(ABC):
         bank = None
         if gallery_scores is not None:
             self._check_gallery_bank("gallery_scores")
-            bank = open_matrix(gallery_scores, name="gallery_scores")
-        opened = open_matrix(scores, name="scores")
+            bank = embeddings.open_matrix(gallery_scores, name="gallery_scores")
+        opened = embeddings.open_matrix(scores, name="scores")
         statistics = Statistics(
             opened, gallery_bank=bank, memory_budget=memory_budget, progress=progress
         )
@@ -572,16 +565,14 @@ class Method(ABC):
             raise NNNormError(f"method {self.name} uses no gallery bank; leave out {argument}")
 
 
-def open_references(
-    references: Source | Bank, *, name: str = "references", normalize: bool | None = None
-) -> Embeddings:
+def open_references(references: Source | Bank, *, normalize: bool | None = None) -> Embeddings:
     """Open a bank, or the file of one, or what `open_embeddings` opens."""
     source = references
     if isinstance(source, (str, os.PathLike)) and Path(source).suffix == ".safetensors":
         source = Bank.load(source)
     if isinstance(source, Bank):
         source = source.embeddings()
-    return open_embeddings(source, name=name, normalize=normalize)
+    return open_embeddings(source, name="references", normalize=normalize)
 
 
 def open_groups(labels: Any, n_items: int, between: float = 1.0) -> Groups | None:
@@ -593,15 +584,16 @@ def open_groups(labels: Any, n_items: int, between: float = 1.0) -> Groups | Non
     return None
 
 
-def is_mismatched(params: Mapping[str, Any], n_references: int, n_gallery: int) -> bool:
+def is_mismatched(bias: Bias) -> bool:
     """Whether past queries don't match the gallery, if there are enough of both."""
-    is_clear = n_references >= 16 and n_gallery >= 100 and params.get("reliability", 0) >= 0.5
-    return is_clear and params.get("match", 1) < 0.5
+    is_large = (bias.n_references or 0) >= 16 and len(bias) >= 100
+    reliability, match = bias.params.get("reliability", 0), bias.params.get("match", 1)
+    return is_large and reliability >= 0.5 and match < 0.5
 
 
 def warn_of_mismatch(bias: Bias) -> None:
     """Warn if the automatic weight was reduced because the references do not match the gallery."""
-    if is_mismatched(bias.params, bias.n_references or 0, len(bias)):
+    if is_mismatched(bias):
         warn(
             "the past queries don't resemble what this gallery is searched for, so the correction "
             f"is reduced to {bias.params['match']:.0%}; pass past queries of this search, or a few "
