@@ -68,13 +68,10 @@ def _is_ours(host: str, own: str) -> bool:
 
 def make_app(session: Session, host: str = "127.0.0.1") -> Any:
     """Create the ASGI application of a session: the page, its views, pictures and exports."""
-    responses, routing, middleware, base, static, applications = (
-        require(f"starlette.{name}", "explore")
-        for name in (
-            *("responses", "routing", "middleware", "middleware.base"),
-            *("staticfiles", "applications"),
-        )
-    )
+    require("starlette", "explore")
+    from starlette import applications, middleware, responses, routing, staticfiles
+    from starlette.middleware.base import BaseHTTPMiddleware
+
     views = Views(session)
 
     async def guard(request: Any, answer: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -125,9 +122,9 @@ def make_app(session: Session, host: str = "127.0.0.1") -> Any:
         routes=[
             *(route(path, view) for path, view in (views.paths | files).items()),
             routing.Route("/", lambda _: responses.FileResponse(STATIC / "index.html")),
-            routing.Mount("/static", static.StaticFiles(directory=STATIC)),
+            routing.Mount("/static", staticfiles.StaticFiles(directory=STATIC)),
         ],
-        middleware=[middleware.Middleware(base.BaseHTTPMiddleware, dispatch=guard)],
+        middleware=[middleware.Middleware(BaseHTTPMiddleware, dispatch=guard)],
         exception_handlers={NNNormError: lambda _, error: fail(422, str(error))},
         lifespan=_limit_threads,
     )
