@@ -452,6 +452,13 @@ def strips_in_order(
             pool.shutdown(cancel_futures=True)
 
 
+def draw_rows(n_rows: int, most: int, rng: np.random.Generator | None = None) -> IntArray:
+    """Draw at most so many random row numbers, in order."""
+    if n_rows <= most:
+        return np.arange(n_rows)
+    return np.sort((rng or np.random.default_rng(0)).choice(n_rows, most, replace=False))
+
+
 def count_threads() -> int:
     """Return OMP_NUM_THREADS if it is set, else the number of usable cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "")

@@ -450,8 +450,8 @@ def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bo
     """
     right = np.unique(raw.truth.items)
     some = bank.subset(np.linspace(0, len(bank) - 1, min(len(bank), _MOST_PAST)).astype(np.int64))
-    wrong = raw.top1[raw.truth.one_per_cluster]
-    wrong = wrong[~raw.truth.some_queries(raw.truth.one_per_cluster).holds(wrong)]
+    one_each = raw.truth.one_per_cluster
+    wrong = raw.top1[one_each[~raw.truth.holds(raw.top1)[one_each]]]
     if len(right) > _NEARLY_ALL * len(items) or len(wrong) < 2:
         return False
     past, by_chance = (np.isin(found, right) for found in (search(some, items, k=1).indices, wrong))
