@@ -96,8 +96,7 @@ class Products:
 
     def mean(self) -> FloatArray:
         """Return the mean of every row, without the offset: one pass over each side."""
-        total = sum(block.sum(axis=0, dtype=np.float64) for _, block in self.columns.blocks())
-        center = np.asarray(total / self.shape[1])
+        center = self.columns.column_means()
         return np.concatenate([(block @ center).astype("f4") for _, block in self.rows.blocks()])
 
     def centered(self, center: FloatArray | None) -> "Products":
@@ -153,8 +152,7 @@ class Matrix:
     def centered(self, center: FloatArray | None) -> "Matrix":
         """Return the scores less `center`, one number per column, or less the columns' means."""
         if center is None:
-            total = sum(block.sum(axis=0, dtype=np.float64) for _, block in self.matrix.blocks())
-            center = np.asarray(total / self.shape[0], dtype=np.float32)
+            center = self.matrix.column_means().astype(np.float32)
         return Matrix(self.matrix, offset=center)
 
 

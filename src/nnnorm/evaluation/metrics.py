@@ -420,12 +420,7 @@ def warn_of_mismatched_bank(
 
 
 def open_task(
-    gallery: Source,
-    queries: Source,
-    references: Any,
-    second: Any,
-    truth: Any,
-    normalize: bool | None,
+    gallery: Any, queries: Any, references: Any, second: Any, truth: Any, normalize: bool | None
 ) -> tuple[Embeddings, Embeddings, Embeddings, Embeddings | None, Truth]:
     """Open inputs; warn if references are queries or items, or don't match the queries.
 

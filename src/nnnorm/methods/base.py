@@ -477,20 +477,13 @@ class Method(ABC):
         [0.4, 1.0]
         """
         check_solver(solver, quality)
-        given = gallery, references, gallery_references
-        items, past, bank = self.open_inputs(*given, normalize)
+        items, past, bank = self.open_inputs(gallery, references, gallery_references, normalize)
         check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
-        statistics = Statistics(
-            items,
-            drop_copies(past, self.duplicates_for(past, duplicates), progress),
-            bank,
-            groups=open_groups(groups, len(items), between),
-            solver=solver,
-            quality=quality,
-            memory_budget=memory_budget,
-            progress=progress,
-        )
-        bias = self.make_bias(statistics)
+        used = drop_copies(past, self.duplicates_for(past, duplicates), progress)
+        labeled = open_groups(groups, len(items), between)
+        run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+        run |= {"solver": solver, "quality": quality}
+        bias = self.make_bias(Statistics(items, used, bank, groups=labeled, **run))
         warn_of_mismatch(bias)
         return bias
 
