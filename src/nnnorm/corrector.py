@@ -23,21 +23,13 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import embeddings
 from nnnorm.augmentation import Augmentation, Target, bound_augmentation
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Popularity, check_correction
 from nnnorm.calibration import Calibration
 from nnnorm.dedup import Duplicates, drop_copies
-from nnnorm.embeddings import (
-    Embeddings,
-    FloatArray,
-    Source,
-    ValidRows,
-    check_like_norms,
-    check_same_dim,
-    open_embeddings,
-    open_valid,
-)
+from nnnorm.embeddings import Embeddings, FloatArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, check_number, check_type, quiet, warn
 from nnnorm.files import Progress, load_record, save_record
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z
@@ -232,7 +224,7 @@ class Corrector:
         own = None
         if recent is not None:
             own = open_embeddings(recent, name="recent", normalize=normalize)
-            check_like_norms(own.name, own.norm_range, past.norm_range, "references")
+            embeddings.check_like_norms(own.name, own.norm_range, past.norm_range, "references")
         check_inputs(items, past, own, allow_gallery_rows=allow_gallery_rows)
         used, about = drop_copies(past, duplicates, progress), dict[str, Any]()
         if own is not None:
@@ -639,8 +631,7 @@ class Corrector:
         -------
         Embeddings
         """
-        given = isinstance(source, Embeddings) and source.normalized
-        rows = open_embeddings(source, name=name, normalize=self.normalize or (given and self.unit))
+        rows = open_embeddings(source, name=name, normalize=self._normalizes(source))
         check_same_dim(rows, self.bank)
         if self.unit:
             if not rows.normalized and not _has_unit_norms(rows):
@@ -653,8 +644,14 @@ class Corrector:
         else:
             role = "items" if name in ("items", "gallery") else "references"
             known = self.item_norms if role == "items" else self.bank.norm_range
-            check_like_norms(rows.name, rows.norm_range, known, f"{role} of the corrector")
+            of_corrector = f"{role} of the corrector"
+            embeddings.check_like_norms(rows.name, rows.norm_range, known, of_corrector)
         return rows
+
+    def _normalizes(self, source: Source) -> bool:
+        """Whether rows are normalized; unit rows may have been already."""
+        given = isinstance(source, Embeddings) and source.normalized
+        return self.normalize or (given and self.unit)
 
     def open_groups(self, groups: npt.ArrayLike | None, n_items: int) -> Labels | None:
         """Return the labels of items, or raise an error if the corrector needs others."""
@@ -671,12 +668,11 @@ class Corrector:
             )
         return open_labels(groups, n_items)
 
-    def open_valid(self, source: Source, name: str) -> ValidRows:
+    def open_valid(self, source: Source, name: str) -> embeddings.ValidRows:
         """Open the valid rows of items; the caller checks their norms."""
-        given = isinstance(source, Embeddings) and source.normalized
         with quiet():  # odd norms are among the results
-            normalize = self.normalize or (given and self.unit)
-            found = open_valid(source, name=name, normalize=normalize)
+            normalize = self._normalizes(source)
+            found = embeddings.open_valid(source, name=name, normalize=normalize)
         check_same_dim(found.embeddings, self.bank)
         return found
 
@@ -731,20 +727,13 @@ class Corrector:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metadata of the corrector, ready for JSON."""
+        plain = ("weight", "dim", "normalize", "unit", "duplicates", "longest", "fingerprint")
         return {
-            "method": self.method.to_dict(),
-            "asked": self.asked.to_dict(),
-            "weight": self.weight,
+            **{name: getattr(self, name) for name in plain},
+            **{name: getattr(self, name).to_dict() for name in ("method", "asked", "bias")},
             "n_references": len(self.bank),
-            "dim": self.dim,
-            "normalize": self.normalize,
-            "unit": self.unit,
             "augmentation": asdict(self.augmentation),
             "item_norms": list(self.item_norms),
-            "duplicates": self.duplicates,
-            "longest": self.longest,
-            "fingerprint": self.fingerprint,
-            "bias": self.bias.to_dict(),
             **({} if self.groups is None else {"sample_groups": list(self.sample_groups)}),
             **({} if self.calibration is None else {"calibration": self.calibration.to_dict()}),
         }

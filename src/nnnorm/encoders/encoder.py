@@ -20,10 +20,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import FloatArray
 from nnnorm.encoders.inputs import decode_image, quiet_pillow, read_sound
 from nnnorm.errors import NNNormError, first_line, require
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Modality: TypeAlias = Literal["images", "texts", "audio"]
 Library: TypeAlias = Literal["transformers", "sentence-transformers", "open-clip"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]

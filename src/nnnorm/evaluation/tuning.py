@@ -336,9 +336,8 @@ def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[
     means, choices = hits.mean(axis=1, dtype=np.float64), []
     for name in dict.fromkeys(setting.name for setting in settings[1:]):
         rows = [row for row, setting in enumerate(settings) if row and setting.name == name]
-        # On a tie with no correction, use these cells: with few queries, ties are common.
         best = max(rows, key=lambda row: (means[row], -row))
-        if means[best] < means[0]:
+        if means[best] <= means[0]:  # no correction wins ties
             choices.append(0)
         else:
             near = [row for row in rows if is_near(hits[best], hits[row], clusters)]

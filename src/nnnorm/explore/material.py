@@ -23,9 +23,9 @@ from nnnorm.embeddings import Embeddings, FloatArray, open_embeddings
 from nnnorm.encoders import list_inputs, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning, show_url
 from nnnorm.explore.pictures import Draw, FolderPictures, draw_scene
-from nnnorm.index import open_index
+from nnnorm.index import Items, open_index
 from nnnorm.input_checks import check_inputs
-from nnnorm.methods import label_method, open_references
+from nnnorm.methods import Statistics, label_method, open_references
 from nnnorm.tables import TABLE_SUFFIXES, check_ids, read_columns, read_ids, read_objects
 
 # Columns of the metadata that name an item's picture, the first that is there.
@@ -53,9 +53,10 @@ class Served:
     name = "index"
     label = "as served"
 
-    def make_bias(self, dim: int) -> Bias:
+    def make_bias(self, statistics: Statistics) -> Bias:
         """Return the bias of the index, which owes nothing to the past queries that are shown."""
-        return Bias(self.stored, self.weight, self.fitted_by, {"weight": self.weight}, dim=dim)
+        params, dim = {"weight": self.weight}, statistics.gallery.shape[1]
+        return Bias(self.stored, self.weight, self.fitted_by, params, dim=dim)
 
     def describe(self) -> str:
         """Describe what is served in a few words."""
@@ -227,14 +228,11 @@ def _read_index(
         batches, config = list(opened.scan()), opened.config
     if not batches:
         raise NNNormError(f"{name} holds no items; add some, or give --gallery")
-    rows, ids, stored = (
-        np.concatenate([np.asarray(getattr(batch, part)) for batch in batches])
-        for part in ("vectors", "ids", "bias")
-    )
-    columns = _columns([entry for batch in batches for entry in batch.metadata])
-    items = open_embeddings(rows, name="gallery", normalize=normalize)
+    read = Items.join(batches)
+    items = open_embeddings(read.vectors, name="gallery", normalize=normalize)
+    stored = np.asarray(read.bias)
     served = Served(name, config.method, config.reference_k, stored, config.weight)
-    return items, ids, columns, served, config.unit
+    return items, read.ids, _columns(read.metadata), served, config.unit
 
 
 def _read_metadata(path: Path, n_items: int) -> dict[str, list[str]]:

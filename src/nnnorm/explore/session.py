@@ -196,12 +196,7 @@ class Session:
     @lru_cache(64)
     def bias_for(self, setting: Setting) -> Bias:
         """Return the bias of a setting, for the gallery in memory, which may be a copy."""
-        return replace(self._make_bias(setting), fingerprints={})
-
-    def _make_bias(self, setting: Setting) -> Bias:
-        if isinstance(setting, Served):
-            return setting.make_bias(self.gallery.dim)
-        return setting.make_bias(self.statistics)
+        return replace(setting.make_bias(self.statistics), fingerprints={})
 
     def resolved(self, setting: Setting) -> dict[str, Any]:
         """Return the parameters of a setting with numbers for what was automatic."""
@@ -315,7 +310,7 @@ class Session:
     def save_bias(self, setting: Setting) -> bytes:
         """Return the file of a bias, which fits the gallery as it was given."""
         with tempfile.TemporaryDirectory() as folder:
-            self._make_bias(setting).save(path := Path(folder, "bias.safetensors"))
+            setting.make_bias(self.statistics).save(path := Path(folder, "bias.safetensors"))
             return path.read_bytes()
 
 

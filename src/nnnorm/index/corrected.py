@@ -18,19 +18,10 @@ import numpy as np
 
 from nnnorm.bias import Bias, Popularity
 from nnnorm.corrector import Correction, Corrector, open_corrector
-from nnnorm.embeddings import Source
+from nnnorm.embeddings import FloatArray, Source
 from nnnorm.errors import NNNormError, check_count, check_type, warn
 from nnnorm.files import Progress
-from nnnorm.index.backend import (
-    Backend,
-    FloatArray,
-    Hits,
-    Ids,
-    Items,
-    Layout,
-    Metadata,
-    keep_errors,
-)
+from nnnorm.index.backend import Backend, Hits, Ids, Items, Layout, Metadata, keep_errors
 from nnnorm.index.config import (
     CollectionInfo,
     IndexConfig,

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.corrector import Correction, Corrector, open_corrector
+from nnnorm.embeddings import FloatArray
 from nnnorm.errors import NNNormError, require
 from nnnorm.ranking import search
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Found: TypeAlias = tuple[list[list[float]], list[list[int]]]
 
 

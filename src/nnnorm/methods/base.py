@@ -584,12 +584,19 @@ def is_mismatched(bias: Bias) -> bool:
     return is_large and reliability >= 0.5 and match < 0.5
 
 
+def describe_mismatch(bias: Bias) -> str:
+    """What is wrong with past queries that don't match the gallery."""
+    few = bias.n_references is not None and bias.n_references < 64
+    too_few = f", or {bias.n_references} are too few to show it" if few else ""
+    return f"don't resemble what this gallery is searched for{too_few}"
+
+
 def warn_of_mismatch(bias: Bias) -> None:
     """Warn if the automatic weight was reduced because the references do not match the gallery."""
     if is_mismatched(bias):
         warn(
-            "the past queries don't resemble what this gallery is searched for, so the correction "
-            f"is reduced to {bias.params['match']:.0%}; pass past queries of this search, or a few "
-            "dozen recent ones (recent=, --recent), or, if items of several kinds are mixed, "
-            "groups (--groups)"
+            f"the past queries {describe_mismatch(bias)}, so the correction is reduced to "
+            f"{bias.params['match']:.0%}; pass more past queries of this search, or a few dozen "
+            "recent ones (recent=, --recent), or, if items of several kinds are mixed, groups "
+            "(--groups)"
         )
