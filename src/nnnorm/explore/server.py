@@ -215,16 +215,9 @@ def make_server(session: Session, host: str = "127.0.0.1") -> Any:
             else:
                 self.loop.call_later(_MOST_SECONDS, self._close_if_waiting)
 
-    config = uvicorn.Config(
-        make_app(session, host),
-        http=Protocol,
-        h11_max_incomplete_event_size=_LONGEST_HEADERS,
-        ws="none",
-        log_level="error",
-        server_header=False,
-        timeout_graceful_shutdown=2,
-    )
-    return uvicorn.Server(config)
+    options = {"http": Protocol, "h11_max_incomplete_event_size": _LONGEST_HEADERS, "ws": "none"}
+    options |= {"log_level": "error", "server_header": False, "timeout_graceful_shutdown": 2}
+    return uvicorn.Server(uvicorn.Config(make_app(session, host), **options))
 
 
 def serve(session: Session, opened: socket.socket, host: str = "127.0.0.1") -> None:
