@@ -43,8 +43,12 @@ class SqliteVecBackend(SqlBackend):
         opened = driver.connect(
             self.address or ":memory:", check_same_thread=False, isolation_level=None, timeout=60
         )
-        opened.execute("SELECT count(*) FROM sqlite_master")  # an error if it isn't a database
-        _load(opened)
+        try:
+            opened.execute("SELECT count(*) FROM sqlite_master")  # an error if it isn't a database
+            _load(opened)
+        except Exception:
+            opened.close()
+            raise
         return opened
 
     def _vector_type(self, width: int) -> str:
