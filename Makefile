@@ -50,7 +50,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/demo: pyproject.toml | $(BIN)/python
-	$(PIP) --editable ".[plots]"
+	$(PIP) --editable .
 	touch $@
 
 # Kubernetes (a dependency of Chroma) and most transformers models are never imported, so they are skipped.

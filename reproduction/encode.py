@@ -20,14 +20,7 @@ from nnnorm import NNNormError
 from nnnorm.encoders import Encoder, load_encoder
 from nnnorm.files import make_folder
 from reproduction import say
-from reproduction.material import (
-    SHARE,
-    EmbeddingFolder,
-    digest_items,
-    find_missing,
-    keep_about,
-    open_rows,
-)
+from reproduction.material import EmbeddingFolder, digest_items, find_missing, keep_about, open_rows
 from reproduction.paper import SIDES, PaperTable, load_paper
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -79,26 +72,17 @@ def find_needed(folder: EmbeddingFolder, tables: Sequence[PaperTable], shorts: s
             rows = part.images if side == "images" else part.captions
             needed.setdefault((model, bank, side), []).append(rows)
         else:
-            part = folder.part(dataset, about[1], SHARE) if about else folder.whole(dataset)
+            part = folder.part(dataset, about[1]) if about else folder.whole(dataset)
             for side, rows in zip(SIDES, part[:2], strict=True):
                 needed.setdefault((model, dataset, side), []).append(rows)
-    left = {
-        place: _select_missing(folder, *place, np.unique(np.concatenate(rows)))
-        for place, rows in needed.items()
-    }
+    left: Needed = {}
+    for place, parts in needed.items():
+        rows, path = np.unique(np.concatenate(parts)), folder.find(*place)
+        if path is None:
+            left[place] = rows
+        elif path.with_suffix(".json").exists():  # others were made elsewhere, and are whole
+            left[place] = find_missing(np.load(path, mmap_mode="r"), rows)
     return {place: rows for place, rows in left.items() if len(rows)}
-
-
-def _select_missing(
-    folder: EmbeddingFolder, model: str, dataset: str, side: str, rows: IntArray
-) -> IntArray:
-    """Select the rows that are not there."""
-    path = folder.find(model, dataset, side)
-    if path is None:
-        return rows
-    if not path.with_suffix(".json").exists():  # made elsewhere, and whole
-        return rows[:0]
-    return find_missing(np.load(path, mmap_mode="r"), rows)
 
 
 def check_sources(folder: EmbeddingFolder, needed: Needed, sources: Mapping[str, str]) -> None:
@@ -175,7 +159,7 @@ def encode_needed(
                 from reproduction.blip import match_to_files
 
                 # Of each test image one caption is matched, and all captions of the bank.
-                test, bank = (folder.part(dataset, part, SHARE) for part in ("test", "references"))
+                test, bank = (folder.part(dataset, part) for part in ("test", "references"))
                 _, first = np.unique(test.image_of, return_index=True)
                 images, texts = (folder.items(dataset, one) for one in SIDES)
                 chosen = [texts[row] for row in test.captions[first]]

@@ -299,7 +299,7 @@ class EmbeddingFolder:
             raise NotThere(f"there is no {path.name}; `{how}` writes it")
         return load_pairs(path)
 
-    def _part(self, dataset: str, part: str, share: float) -> Part:
+    def _part(self, dataset: str, part: str, share: float = SHARE) -> Part:
         found: Part = getattr(split_pairs(self.pairs(dataset), share=share, seed=self._seed), part)
         return found
 
@@ -311,7 +311,7 @@ class Encoded(Material):
         self._folder, self._model, self._dataset = folder, model, dataset
 
     def part(self, part: str) -> tuple[Any, Any, IntArray]:
-        some = self._folder.part(self._dataset, part, SHARE)
+        some = self._folder.part(self._dataset, part)
         images = self._folder.rows(self._model, self._dataset, "images", some.images)
         captions = self._folder.rows(self._model, self._dataset, "texts", some.captions)
         return images, captions, some.image_of
@@ -323,7 +323,7 @@ class Encoded(Material):
 
     def show(self, direction: Direction) -> Shown:
         """Return captions, and pictures if their files are still there."""
-        part = self._folder.part(self._dataset, "test", SHARE)
+        part = self._folder.part(self._dataset, "test")
         images, texts = (self._folder.items(self._dataset, side) for side in _FOLDERS)
         captions = [texts[row] for row in part.captions]
         shown = _show_pictures(captions, [images[row] for row in part.images])

@@ -12,32 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
 from nnnorm import NNNormError
 
 Direction = Literal["image", "text"]  # what is retrieved
 Value: TypeAlias = float | tuple[float, int]  # or a setting: α and k
 
-# The grids of appendix B.1: α and k of NNN; both β of DBNorm, coarse and then fine around the
-# published settings.
-_BETAS = (0.0, *(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 400, 20)))
-_DBNORM = (
-    {"beta_query": _BETAS, "beta_gallery": _BETAS},
-    {
-        "beta_query": tuple(float(f"{beta:.4g}") for beta in np.geomspace(25, 200, 20)),
-        "beta_gallery": tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 15, 20)),
-    },
-)
-GRIDS: dict[str, Any] = {
-    "nnn": {
-        "reference_k": tuple(2**power for power in range(10)),
-        "alpha": tuple(float(alpha) for alpha in np.arange(0.25, 1.501, 0.125)),
-    },
-    "dualis": _DBNORM,
-    "dualdis": _DBNORM,
-    "dn": {"weight": (0.25, 0.5, 1.0)},
-}
 SIDES = ("images", "texts")
 TWO_BANKS = ("dualis", "dualdis")  # methods with a bank of gallery-side items as well
 

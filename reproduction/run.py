@@ -28,10 +28,10 @@ from nnnorm import NNN, Bias, NNNormError, Ranking, evaluation
 from nnnorm.errors import MissingExtraError, quiet, warn
 from nnnorm.evaluation import Task
 from nnnorm.files import make_folder, write_whole
-from nnnorm.methods import make_method
+from nnnorm.methods import PAPER_GRID, make_method
 from reproduction import say
 from reproduction.material import Groups, Material, NotThere, Scores, Shown
-from reproduction.paper import GRIDS, Cell, Experiment, Figure, PaperTable
+from reproduction.paper import Cell, Experiment, Figure, PaperTable
 from reproduction.runtime import Timed, describe_device, time_exact, time_index
 
 _PER_CENT = ("antihub_share", "precision@1", "precision@5")
@@ -130,7 +130,7 @@ class Runner:
             return self._measure(there)
         identity = {
             "experiment": asdict(there),
-            "inputs": self._digest_inputs(there),
+            "inputs": [d for a in there.list_inputs() for d in _digest(self._material(there, *a))],
             "seed": self._seed,
             "version": nnnorm.__version__,
         }
@@ -210,18 +210,10 @@ class Runner:
     @cache
     def _audit(self, there: Experiment) -> evaluation.Audit:
         about: Groups = self._material(there, "groups")
-        return nnnorm.audit(
-            about.queries,
-            about.gallery,
-            self._fit(there, about.gallery),
-            groups=about.groups,
-            ks=(6, 10),
-            difference=about.difference,
-            target="equal",
-            labels=about.labels,
-            query_labels=about.asked,
-            seed=self._seed,
-        )
+        known: Any = {"groups": about.groups, "labels": about.labels, "query_labels": about.asked}
+        known |= {"difference": about.difference, "target": "equal", "ks": (6, 10)}
+        bias = self._fit(there, about.gallery)
+        return nnnorm.audit(about.queries, about.gallery, bias, **known, seed=self._seed)
 
     def _evaluate(self, there: Experiment) -> evaluation.Evaluation:
         there = there.without_correction() if there.method == "none" else there
@@ -269,23 +261,15 @@ class Runner:
     def _tune(self, there: Experiment) -> evaluation.Tuning:
         """Try the paper's grid on the tuning images."""
         bank, second = self._banks(there)
-        grid = GRIDS[there.method]
-        if there.method == "nnn":
-            grid = {**grid, "reference_k": [k for k in grid["reference_k"] if k <= len(bank)]}
+        # Appendix B.1: other methods are tuned over the paper's grids by default.
+        ks = [k for k in PAPER_GRID["reference_k"] if k <= len(bank)]
+        grids = {"nnn": {**PAPER_GRID, "reference_k": ks}} if there.method == "nnn" else None
         queries, gallery, truth = self._task(there, "validation")
+        known: Any = {"queries": queries, "truth": truth, "gallery_references": second}
+        how: Any = {"methods": (there.method,), "grids": grids}
         # Some of the paper's tables use a bank of another source on purpose.
         with quiet(".* do not look like the queries"):
-            return nnnorm.tune(
-                gallery,
-                bank,
-                queries=queries,
-                truth=truth,
-                methods=(there.method,),
-                gallery_references=second,
-                duplicates="keep",
-                grids={there.method: grid},
-                seed=self._seed,
-            )
+            return nnnorm.tune(gallery, bank, **known, **how, duplicates="keep", seed=self._seed)
 
     def _timed(self, there: Experiment) -> Timed:
         return self._time(replace(there, metric=""))
@@ -315,12 +299,6 @@ class Runner:
         if key not in opened:
             opened[key] = getattr(self._open(there.model, there.dataset), what)(*about)
         return opened[key]
-
-    def _digest_inputs(self, there: Experiment) -> list[str]:
-        """Return digests of everything that the figure is computed from."""
-        return [
-            digest for a in there.list_inputs() for digest in _digest(self._material(there, *a))
-        ]
 
 
 def _check_k(params: Mapping[str, Any], n_references: int) -> dict[str, Any]:

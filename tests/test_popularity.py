@@ -222,17 +222,22 @@ def test_clicks_are_checked_before_the_work_and_gated_methods_are_left_out(traff
     def refuse(*args, **options):
         raise AssertionError("the work has begun")
 
+    second = {"gallery_references": traffic["gallery"]}
     with monkeypatch.context() as patch:
         patch.setattr("nnnorm.evaluation.tuning.Trial", refuse)
         for wrong, words in (
             ({"clicks": [1, 2]}, "one number per item, 150; got 2"),
             ({"clicks": -traffic["clicks"]}, "counts of at least 0"),
             ({"methods": ["qbnorm"]}, "qbnorm decides per query"),
+            ({"methods": ["dualdis"]} | second, "dualdis decides per query"),
         ):
             with pytest.raises(NNNormError, match=words):
                 nnnorm.tune(**(traffic | wrong), normalize=True)
     tuning = nnnorm.tune(**traffic, methods="all", normalize=True)
     assert "qbnorm" not in {cell.method for cell in tuning.grid}
+    grids = {"dualis": {"beta_query": [20.0], "beta_gallery": [5.0]}}
+    tuning = nnnorm.tune(**traffic, **second, methods=["dualis"], grids=grids, normalize=True)
+    assert {cell.method for cell in tuning.grid} == {"none", "dualis"}
 
 
 def test_a_weight_at_the_end_of_the_grid_is_said(traffic):

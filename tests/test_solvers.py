@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnnorm
-from nnnorm import CSLS, DN, NNN, NNNormError, solvers
+from nnnorm import CSLS, DN, NNN, NNNormError, scoring, solvers
 from nnnorm.errors import NNNormWarning
 from nnnorm.methods import Statistics
 from nnnorm.scoring import Products, top_means
@@ -53,7 +53,8 @@ def auto(problem, k=20, seconds=1000.0, **options):
     """Means of a problem that is large enough for a sample to be timed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(solvers, "_QUICK", 0)
-        return compute_means("auto", Products(*problem), k, clock=ticking(seconds), **options)
+        patch.setattr(scoring, "processor_time", ticking(seconds))
+        return compute_means("auto", Products(*problem), k, **options)
 
 
 def noise(n_items, n_references, dim=48):
@@ -108,8 +109,9 @@ def test_auto_is_exact_with_the_time_to_expect_where_lists_save_nothing(problem,
     np.testing.assert_allclose(values, exact_means(20), atol=1e-6)
 
 
-def test_auto_does_not_time_what_is_quick_anyway(problem):
-    _, about = compute_means("auto", Products(*problem), 20, clock=ticking(1000.0))
+def test_auto_does_not_time_what_is_quick_anyway(problem, monkeypatch):
+    monkeypatch.setattr(scoring, "processor_time", ticking(1000.0))
+    _, about = compute_means("auto", Products(*problem), 20)
     assert about == {"solver": "exact"}
 
 
@@ -120,6 +122,19 @@ def test_progress_ends_with_everything_done(problem, seconds):
         warnings.simplefilter("ignore", NNNormWarning)
         auto(problem, seconds=seconds, progress=lambda *step: steps.append(step))
     assert steps[-1] == (900 * 17_000, 900 * 17_000)  # the sample is known
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_long_exact_work_shows_its_progress_on_a_terminal_only(
+    problem, monkeypatch, capsys, is_terminal
+):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with pytest.warns(NNNormWarning, match="exact means will take"):
+        auto(problem)
+    assert ("Exact means" in capsys.readouterr().err) == is_terminal
+    auto(problem, seconds=0.01)
+    assert capsys.readouterr().err == ""
 
 
 # --- what a bias reports -------------------------------------------------------------------------

@@ -23,34 +23,18 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import embeddings
 from nnnorm.augmentation import Augmentation, Target, bound_augmentation
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Popularity, check_correction
 from nnnorm.calibration import Calibration
 from nnnorm.dedup import Duplicates, drop_copies
-from nnnorm.embeddings import (
-    Embeddings,
-    FloatArray,
-    Source,
-    ValidRows,
-    check_like_norms,
-    check_same_dim,
-    open_embeddings,
-    open_valid,
-)
+from nnnorm.embeddings import Embeddings, FloatArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, check_number, check_type, quiet, warn
 from nnnorm.files import Progress, load_record, save_record
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z
-from nnnorm.methods import (
-    NNN,
-    Method,
-    Statistics,
-    describe_setting,
-    make_method,
-    open_groups,
-    open_references,
-    warn_of_mismatch,
-)
+from nnnorm.methods import NNN, describe_setting, make_method
+from nnnorm.methods.base import Method, Statistics, open_groups, open_references, warn_of_mismatch
 from nnnorm.methods.groups import Labels, name_groups, offsets_of, open_labels
 from nnnorm.ranking import measure_confidence, search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
@@ -230,7 +214,7 @@ class Corrector:
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
-        Corrector(nnn k=4 α=0.5, 99 references of 8 dimensions, normalized)
+        Corrector(nnn reference_k=4 alpha=0.5, 99 references of 8 dimensions, normalized)
         """
         check_method(method)
         check_solver(solver, quality)
@@ -240,7 +224,7 @@ class Corrector:
         own = None
         if recent is not None:
             own = open_embeddings(recent, name="recent", normalize=normalize)
-            check_like_norms(own.name, own.norm_range, past.norm_range, "references")
+            embeddings.check_like_norms(own.name, own.norm_range, past.norm_range, "references")
         check_inputs(items, past, own, allow_gallery_rows=allow_gallery_rows)
         used, about = drop_copies(past, duplicates, progress), dict[str, Any]()
         if own is not None:
@@ -257,16 +241,10 @@ class Corrector:
         if second is not None:
             second = _keep(second, "gallery_references", items.normalized)
         labeled = open_groups(groups, len(items), between)
-        statistics = Statistics(
-            items,
-            replace(used, embeddings=bank, fingerprint=bank.fingerprint),
-            second,
-            groups=labeled,
-            solver=solver,
-            quality=quality,
-            memory_budget=memory_budget,
-            progress=progress,
-        )
+        options: dict[str, Any] = {"groups": labeled, "solver": solver, "quality": quality}
+        options |= {"memory_budget": memory_budget, "progress": progress}
+        kept = replace(used, embeddings=bank, fingerprint=bank.fingerprint)
+        statistics = Statistics(items, kept, second, **options)
         resolved, chosen = method.resolve(statistics)
         bias = resolved.make_bias(statistics, chosen | about)
         warn_of_mismatch(bias)
@@ -348,21 +326,12 @@ class Corrector:
         # A bank that is normalized suits unit rows too, which False would reject.
         normalize = True if self.normalize else None if self.unit else False
         past = open_references(references, normalize=normalize)
-        new = Corrector.fit(
-            items,
-            past,
-            self.asked,
-            groups=groups,
-            between=self.bias.params.get("between", 1.0),
-            recent=recent,
-            gallery_references=(
-                self.bank_of_items if gallery_references is None else gallery_references
-            ),
-            # A bank has no copies to keep.
-            duplicates=duplicates or ("drop" if past.counts is not None else self.duplicates),
-            normalize=normalize,
-            **options,
-        )
+        second = self.bank_of_items if gallery_references is None else gallery_references
+        kept: dict[str, Any] = {"recent": recent, "groups": groups, "gallery_references": second}
+        kept |= {"between": self.bias.params.get("between", 1.0), "normalize": normalize}
+        # A bank has no copies to keep.
+        kept["duplicates"] = duplicates or (self.duplicates if past.counts is None else "drop")
+        new = Corrector.fit(items, past, self.asked, **kept, **options)
         asked = new.bank if recent is None else new.open(recent, "recent")
         return replace(new, refit_report=_report(old, new.bias, items, asked))
 
@@ -647,8 +616,7 @@ class Corrector:
         -------
         Embeddings
         """
-        given = isinstance(source, Embeddings) and source.normalized
-        rows = open_embeddings(source, name=name, normalize=self.normalize or (given and self.unit))
+        rows = open_embeddings(source, name=name, normalize=self._normalizes(source))
         check_same_dim(rows, self.bank)
         if self.unit:
             if not rows.normalized and not _has_unit_norms(rows):
@@ -661,8 +629,14 @@ class Corrector:
         else:
             role = "items" if name in ("items", "gallery") else "references"
             known = self.item_norms if role == "items" else self.bank.norm_range
-            check_like_norms(rows.name, rows.norm_range, known, f"{role} of the corrector")
+            of_corrector = f"{role} of the corrector"
+            embeddings.check_like_norms(rows.name, rows.norm_range, known, of_corrector)
         return rows
+
+    def _normalizes(self, source: Source) -> bool:
+        """Whether rows are normalized; unit rows may have been already."""
+        given = isinstance(source, Embeddings) and source.normalized
+        return self.normalize or (given and self.unit)
 
     def open_groups(self, groups: npt.ArrayLike | None, n_items: int) -> Labels | None:
         """Return the labels of items, or raise an error if the corrector needs others."""
@@ -679,12 +653,11 @@ class Corrector:
             )
         return open_labels(groups, n_items)
 
-    def open_valid(self, source: Source, name: str) -> ValidRows:
+    def open_valid(self, source: Source, name: str) -> embeddings.ValidRows:
         """Open the valid rows of items; the caller checks their norms."""
-        given = isinstance(source, Embeddings) and source.normalized
         with quiet():  # odd norms are among the results
-            normalize = self.normalize or (given and self.unit)
-            found = open_valid(source, name=name, normalize=normalize)
+            normalize = self._normalizes(source)
+            found = embeddings.open_valid(source, name=name, normalize=normalize)
         check_same_dim(found.embeddings, self.bank)
         return found
 
@@ -739,20 +712,13 @@ class Corrector:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metadata of the corrector, ready for JSON."""
+        plain = ("weight", "dim", "normalize", "unit", "duplicates", "longest", "fingerprint")
         return {
-            "method": self.method.to_dict(),
-            "asked": self.asked.to_dict(),
-            "weight": self.weight,
+            **{name: getattr(self, name) for name in plain},
+            **{name: getattr(self, name).to_dict() for name in ("method", "asked", "bias")},
             "n_references": len(self.bank),
-            "dim": self.dim,
-            "normalize": self.normalize,
-            "unit": self.unit,
             "augmentation": asdict(self.augmentation),
             "item_norms": list(self.item_norms),
-            "duplicates": self.duplicates,
-            "longest": self.longest,
-            "fingerprint": self.fingerprint,
-            "bias": self.bias.to_dict(),
             **({} if self.groups is None else {"sample_groups": list(self.sample_groups)}),
             **({} if self.calibration is None else {"calibration": self.calibration.to_dict()}),
         }

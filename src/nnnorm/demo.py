@@ -1,31 +1,25 @@
 """`nnnorm demo`: a search with hubs, before and after a correction, on one screen.
 
 `run_demo` fits NNN with automatic settings on the shapes that ship with the package, searches
-before and after, picks three examples and writes the files. `describe_demo` describes the results.
+before and after, picks three examples and writes the bias. `describe_demo` describes the results.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from nnnorm import NNN, evaluate, evaluation, load_shapes, search
 from nnnorm.datasets import Shapes, read_scene
-from nnnorm.errors import MissingExtraError, quiet
+from nnnorm.errors import quiet
 from nnnorm.evaluation.results import Record
 from nnnorm.files import make_folder
-from nnnorm.report import Table, plots
+from nnnorm.report import Table
 from nnnorm.report.tables import show_gain
 
-_N_SHOWN = 5  # pictures per example of the contact sheet
 _LONGEST = 54  # letters of an example's caption
-_FILES = {
-    "bias.safetensors": "the correction, for nnnorm search --bias",
-    "contact-sheet.png": "the examples as pictures; hubs framed orange",
-    "occurrences.png": "how often each picture is the top result, before and after",
-}
+_BIAS = "bias.safetensors"
 _NEXT = """
 With your own embeddings and past queries:
   nnnorm check --gallery ITEMS.npy --queries QUERIES.npy --references PAST.npy
@@ -35,18 +29,18 @@ To look around in this demo on a local page:
 
 @dataclass(frozen=True)
 class Example(Record):
-    """A query and its first pictures, before and after."""
+    """A query and its top picture, before and after."""
 
     query: int
     caption: str
     right: int
-    before: list[int]
-    after: list[int]
+    before: int
+    after: int
 
     @property
     def title(self) -> str:
         """The caption, and whether the correction makes its top result worse."""
-        worse = self.after[0] != self.right
+        worse = self.after != self.right
         return f"{self.caption} – worse with the correction" if worse else self.caption
 
 
@@ -62,69 +56,36 @@ class Demo(Record):
     n_gained: int
     n_lost: int
     output: str
-    files: list[str]
-    notes: list[str]
 
 
 @quiet(".* rows of references are among")  # "a red star" is written for several pictures
 def run_demo(output: str | Path = "demo-output") -> Demo:
-    """Fit, search before and after, and write a bias, a contact sheet and a plot."""
+    """Fit, search before and after, and write the bias."""
     folder, shapes = make_folder(output), load_shapes()
     queries, gallery, truth = shapes.queries, shapes.gallery, shapes.truth
     bias = NNN().fit(gallery, shapes.references)
-    bias.save(folder / "bias.safetensors")
+    bias.save(folder / _BIAS)
     raw, corrected = (evaluate(queries, gallery, one, truth=truth) for one in (None, bias))
-    first, then = (search(queries, gallery, one, k=_N_SHOWN).indices for one in (None, bias))
-    was_right, is_right = first[:, 0] == truth, then[:, 0] == truth
+    first, then = (search(queries, gallery, one, k=1).indices[:, 0] for one in (None, bias))
     diagnosis = evaluation.diagnose(queries, gallery, bias, truth=truth)
-    hubs = evaluation.find_hubs(diagnosis.occurrences).tolist()
-    examples = _pick_examples(shapes, first, then, hubs)
-    files, notes = list(_FILES), []
-    try:
-        figures = {
-            "contact-sheet.png": _draw_examples(shapes, examples, hubs),
-            "occurrences.png": plots.plot_occurrences(
-                diagnosis.occurrences, diagnosis.occurrences_after, k=diagnosis.k
-            ),
-        }
-        for name, figure in figures.items():
-            plots.save_figure(figure, folder / name)
-    except MissingExtraError as error:
-        files, notes = files[:1], [f"No plots: {error}"]
-    before = evaluation.make_result("none", {}, raw)
-    after = evaluation.make_result(bias.method, bias.params, corrected, raw)
-    gained, lost = int((~was_right & is_right).sum()), int((was_right & ~is_right).sum())
-    output = str(folder)
-    return Demo(shapes, before, after, diagnosis, examples, gained, lost, output, files, notes)
-
-
-def _pick_examples(shapes: Shapes, before: Any, after: Any, hubs: list[int]) -> list[Example]:
-    """Two captions that had a hub as the top result, and one that the correction makes worse."""
-    truth = evaluation.open_truth(
-        shapes.truth, n_queries=len(before), n_gallery=len(shapes.gallery)
-    )
-    rescued = evaluation.find_rescued(before, after, truth, hubs)
-    lost = np.flatnonzero(truth.holds(before[:, 0]) & ~truth.holds(after[:, 0]))
-    found: list[Example] = []
-    for queries, most in ((rescued, 2), (lost, 3)):
-        for query in queries.tolist():
-            caption, right = shapes.captions[query], int(shapes.truth[query])
-            is_new = right not in [example.right for example in found]
-            if len(found) < most and is_new and len(caption) <= _LONGEST:
-                was, now = before[query].tolist(), after[query].tolist()
-                found.append(Example(query, caption, right, was, now))
-    return found
-
-
-def _draw_examples(shapes: Shapes, examples: list[Example], hubs: list[int]) -> Any:
-    """Draw the contact sheet: the right picture framed green, hubs orange."""
-    return plots.plot_hits(
-        [plots.Hits(one.title, one.before, one.after, [one.right]) for one in examples],
-        lambda item: shapes.draw(item, 108),
-        lambda hits, item: (
-            plots.GREEN if item in hits.right else plots.ORANGE if item in hubs else None
-        ),
-        "green: the right picture, orange: a hub",
+    was_hub = np.isin(first, evaluation.find_hubs(diagnosis.occurrences))
+    is_gained, is_lost = (first != truth) & (then == truth), (first == truth) & (then != truth)
+    examples = list[Example]()
+    for is_shown, most in ((is_gained & was_hub, 2), (is_lost, 3)):
+        for query in np.flatnonzero(is_shown).tolist():
+            caption, right = shapes.captions[query], int(truth[query])
+            is_new = right not in [example.right for example in examples]
+            if len(examples) < most and is_new and len(caption) <= _LONGEST:
+                examples.append(Example(query, caption, right, int(first[query]), int(then[query])))
+    return Demo(
+        shapes,
+        before=evaluation.make_result("none", {}, raw),
+        after=evaluation.make_result(bias.method, bias.params, corrected, raw),
+        hubness=diagnosis,
+        examples=examples,
+        n_gained=int(is_gained.sum()),
+        n_lost=int(is_lost.sum()),
+        output=str(folder),
     )
 
 
@@ -162,12 +123,10 @@ def describe_demo(demo: Demo) -> Iterator[Table | str]:
     yield "\nTop results of three captions (✓ the right picture, ● a hub)"
     for example in demo.examples:
         yield f"  {example.title}"
-        for label, item in (("before", example.before[0]), ("after", example.after[0])):
+        for label, item in (("before", example.before), ("after", example.after)):
             mark = "✓" if item == example.right else "●" if item in hubs else " "
             background, things = read_scene(demo.shapes.scenes[item])
             names = ", ".join(f"{thing.color} {thing.shape}" for thing in things)
             yield f"    {label:6} {mark} {names}; {background}"
-    yield f"\nWritten to {demo.output}"
-    yield from (f"  {name:17} {_FILES[name]}" for name in demo.files)
-    yield from demo.notes
+    yield f"\nThe bias, for nnnorm search --bias, is in {demo.output}/{_BIAS}"
     yield _NEXT

@@ -219,10 +219,7 @@ def save_record(path: PathLike, kind: str, arrays: Arrays, about: Mapping[str, A
 
 
 def load_record(
-    path: PathLike,
-    kind: str,
-    maker: str,
-    build: Callable[[Arrays, dict[str, Any]], Record],
+    path: PathLike, kind: str, maker: str, build: Callable[[Arrays, dict[str, Any]], Record]
 ) -> Record:
     """Build a record from its arrays and description; its digest shows that they are as saved."""
     from safetensors import safe_open

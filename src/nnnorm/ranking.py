@@ -13,18 +13,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import embeddings
 from nnnorm.arrays import read_npz
 from nnnorm.bias import Bias, check_correction
 from nnnorm.documents import Documents
-from nnnorm.embeddings import (
-    Embeddings,
-    FloatArray,
-    Source,
-    StoredMatrix,
-    check_same_dim,
-    check_same_norms,
-    open_embeddings,
-)
+from nnnorm.embeddings import Embeddings, FloatArray, Source, StoredMatrix, open_embeddings
 from nnnorm.errors import NNNormError, check_count, check_number, check_type, warn
 from nnnorm.files import Progress, check_file, reading, write_whole
 from nnnorm.methods import published_product
@@ -366,9 +359,9 @@ def _open(
     asked = open_embeddings(queries, name="queries", normalize=normalize, fingerprint=False)
     hashed = bias is not None  # a bias is matched with its gallery by the fingerprint
     items = open_embeddings(gallery, name="gallery", normalize=normalize, fingerprint=hashed)
-    check_same_dim(asked, items)
+    embeddings.check_same_dim(asked, items)
     if asked.normalized or items.normalized:
-        check_same_norms(asked, items)
+        embeddings.check_same_norms(asked, items)
     if bias is None:
         if weight is not None:
             raise NNNormError("weight needs a bias; pass one, or leave out weight")

@@ -96,8 +96,7 @@ class Products:
 
     def mean(self) -> FloatArray:
         """Return the mean of every row, without the offset: one pass over each side."""
-        total = sum(block.sum(axis=0, dtype=np.float64) for _, block in self.columns.blocks())
-        center = np.asarray(total / self.shape[1])
+        center = self.columns.column_means()
         return np.concatenate([(block @ center).astype("f4") for _, block in self.rows.blocks()])
 
     def centered(self, center: FloatArray | None) -> "Products":
@@ -153,8 +152,7 @@ class Matrix:
     def centered(self, center: FloatArray | None) -> "Matrix":
         """Return the scores less `center`, one number per column, or less the columns' means."""
         if center is None:
-            total = sum(block.sum(axis=0, dtype=np.float64) for _, block in self.matrix.blocks())
-            center = np.asarray(total / self.shape[0], dtype=np.float32)
+            center = self.matrix.column_means().astype(np.float32)
         return Matrix(self.matrix, offset=center)
 
 
@@ -197,33 +195,26 @@ def top_k(scores: Scores, k: int, **options: Any) -> TopK:
     """
     n_rows = scores.shape[0]
     found = TopK(np.empty((n_rows, k), np.float32), np.empty((n_rows, k), np.int64))
-    # Per score: the partitioned copy and the mask. Per row: 3k candidates with their sort keys.
-    for start, stop, best in reduce_rows(
-        scores,
-        partial(KeepBest, k=k),
-        bytes_per_score=5,
-        bytes_per_row=64 * (3 * k + 64),
-        narrowest=k,
-        **options,
-    ):
+    # Per row: 3k candidates with their sort keys.
+    for start, stop, best in _reduce_best(scores, KeepBest, k, 64 * (3 * k + 64), **options):
         found.scores[start:stop], found.indices[start:stop] = best
     return found
 
 
 def top_means(scores: Scores, k: int, **options: Any) -> FloatArray:
     """Compute the mean of the k best values of every row: ``m_k``, shape ``(n_rows,)``."""
-    # Per score: the first block is partitioned in a copy; the mask.
     means = np.empty(scores.shape[0], dtype=np.float32)
-    for start, stop, best in reduce_rows(
-        scores,
-        partial(KeepBestValues, k=k),
-        bytes_per_score=5,
-        bytes_per_row=4 * (10 * k + 128),
-        narrowest=k,
-        **options,
-    ):
+    for start, stop, best in _reduce_best(scores, KeepBestValues, k, 4 * (10 * k + 128), **options):
         means[start:stop] = best.mean(axis=1, dtype=np.float64)
     return means
+
+
+def _reduce_best(
+    scores: Scores, kind: Any, k: int, bytes_per_row: int, **options: Any
+) -> Iterator[tuple[int, int, Any]]:
+    # Per score: the partitioned copy and the mask.
+    needs: dict[str, Any] = {"bytes_per_score": 5, "bytes_per_row": bytes_per_row, "narrowest": k}
+    return reduce_rows(scores, partial(kind, k=k), **needs, **options)
 
 
 class KeepBestValues:
@@ -457,6 +448,13 @@ def strips_in_order(
             if stop is not None:
                 stop.set()
             pool.shutdown(cancel_futures=True)
+
+
+def draw_rows(n_rows: int, most: int, rng: np.random.Generator | None = None) -> IntArray:
+    """Draw at most so many random row numbers, in order."""
+    if n_rows <= most:
+        return np.arange(n_rows)
+    return np.sort((rng or np.random.default_rng(0)).choice(n_rows, most, replace=False))
 
 
 def count_threads() -> int:

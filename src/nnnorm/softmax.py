@@ -16,19 +16,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import scoring
 from nnnorm.embeddings import FloatArray
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
-from nnnorm.scoring import (
-    DEFAULT_MEMORY_BUDGET,
-    Done,
-    KeepBestValues,
-    Products,
-    Scores,
-    fill_rows,
-    in_threads,
-    reduce_rows,
-)
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 # exp of less is negligible next to the maximum's 1, and would be subnormal, which is slow.
@@ -48,7 +40,7 @@ def scan(
     """
     # Best values need what those of `top_means` do; logs need pieces in the cache.
     needs = 4 * (10 * k + 128) * (k > 0) + 24 * (len(betas) + 2) * (len(betas) > 0)
-    return reduce_rows(
+    return scoring.reduce_rows(
         scores,
         partial(KeepBestAndLogs, k=k, betas=betas),
         bytes_per_score=(5 if k else 1) + (len(betas) > 0),
@@ -163,7 +155,7 @@ class KeepBestAndLogs:
     """Both the k best values and the log-mean-exps, from the same blocks."""
 
     def __init__(self, n_rows: int, k: int, betas: Sequence[float]) -> None:
-        self._values = KeepBestValues(n_rows, k) if k else None
+        self._values = scoring.KeepBestValues(n_rows, k) if k else None
         self._logs = KeepLogMeanExp(n_rows, betas) if len(betas) else None
         self._n_rows = n_rows
 
@@ -196,7 +188,7 @@ def transport_biases(
     n_rows, n_columns = scores.shape
     scales = [1 / tau for tau in taus]
     strips = _Strips(scores, memory_budget)
-    done = Done(progress, (iterations - 1) * n_rows + n_wanted)
+    done = scoring.Done(progress, (iterations - 1) * n_rows + n_wanted)
     log_v = -log_mean_exp(scores.transposed(), scales, memory_budget=memory_budget)
     for _ in range(iterations - 1):
         column_sums = np.zeros((len(taus), n_columns))
@@ -248,7 +240,7 @@ class _Strips:
                     self._spare -= strip.nbytes
                     strip = np.empty_like(strip)
                     self._held.append(strip)
-                fill_rows(self.scores, first, strip, self._memory_budget)
+                scoring.fill_rows(self.scores, first, strip, self._memory_budget)
             else:
                 strip = self._held[number]
             wanted = min(last, stop)
@@ -281,7 +273,7 @@ def _balance_rows(
                 own_sums += np.einsum("i,ij->j", 1 / sums, piece)
         sums_of[rows.start] = own_sums
 
-    in_threads(work, strip)
+    scoring.in_threads(work, strip)
     if column_sums is not None:
         for start in sorted(sums_of):  # in one order, so that every run gives the same bits
             np.add(column_sums, sums_of[start], out=column_sums)

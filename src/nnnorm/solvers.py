@@ -27,29 +27,21 @@ may miss them, so three standard errors are added to the mean squared error.
 
 import itertools
 import math
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import scoring
 from nnnorm.embeddings import Embeddings, FloatArray, IntArray
 from nnnorm.errors import NNNormError, check_count, require, warn
 from nnnorm.files import Progress
-from nnnorm.scoring import (
-    DEFAULT_MEMORY_BUDGET,
-    Done,
-    Products,
-    Sample,
-    Scores,
-    count_threads,
-    processor_time,
-    strips_in_order,
-    top_k,
-    top_means,
-)
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Sample, Scores, top_k, top_means
 
 Weights: TypeAlias = npt.NDArray[np.float64]
 Solver = Literal["auto", "exact", "torch", "cuda", "mps", "approximate"]
@@ -91,16 +83,17 @@ def compute_means(
     sample: Sample | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
-    clock: Callable[[], float] = processor_time,
 ) -> tuple[FloatArray, dict[str, Any]]:
     """Compute m_k of every row; `sample` are rows whose means are known."""
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    n_items = scores.shape[0]
+    n_items, seconds = scores.shape[0], 0.0
     if isinstance(scores, Products) and solver != "exact":
         budget, model = memory_budget, None
         if solver == "auto" and n_items * scores.shape[1] * scores.rows.dim > _QUICK:
-            sample = sample or sample_means(scores, k, memory_budget=budget, clock=clock)
-            model = _choose_model(scores, k, sample, budget)
+            sample = sample or sample_means(scores, k, memory_budget=budget)
+            seconds = sample.seconds * n_items / len(sample.rows)
+            if seconds > _LONG:
+                model = _choose_model(scores, k, sample, budget, seconds)
         elif solver == "approximate":
             quality = quality or choose_quality(n_items)
             if is_worth_lists(*scores.shape, k, quality):
@@ -110,22 +103,34 @@ def compute_means(
             return _torch_means(scores, k, solver, **options), {"solver": solver}
         if model is not None:
             return model.means(scores, **options)
-    if sample is None or not _LARGE_SAMPLE * n_items < len(sample.rows) < n_items:
-        return top_means(scores, k, **options), {"solver": "exact"}
-    others = np.delete(np.arange(n_items), sample.rows)
-    means = np.empty(n_items, dtype=np.float32)
-    means[sample.rows] = sample.exact
-    means[others] = top_means(scores.some_rows(others), k, **options)
-    return means, {"solver": "exact"}
+    with _shown(progress, seconds > _LONG) as options["progress"]:
+        if sample is None or not _LARGE_SAMPLE * n_items < len(sample.rows) < n_items:
+            return top_means(scores, k, **options), {"solver": "exact"}
+        others = np.delete(np.arange(n_items), sample.rows)
+        means = np.empty(n_items, dtype=np.float32)
+        means[sample.rows] = sample.exact
+        means[others] = top_means(scores.some_rows(others), k, **options)
+        return means, {"solver": "exact"}
+
+
+@contextmanager
+def _shown(progress: Progress | None, is_slow: bool) -> Iterator[Progress | None]:
+    """Show a bar for slow work on stderr if it is a terminal, unless the caller shows progress."""
+    if progress is not None or not is_slow or not sys.stderr.isatty():
+        yield progress
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Exact means", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _choose_model(
-    scores: Products, k: int, sample: Sample, memory_budget: int
+    scores: Products, k: int, sample: Sample, memory_budget: int, seconds: float
 ) -> "ListModel | None":
-    """Find the least quality with a small error that saves time, if exact means are slow."""
-    seconds = sample.seconds * scores.shape[0] / len(sample.rows)
-    if seconds <= _LONG:
-        return None
+    """Find the least quality with a small error that saves time, given the time of exact means."""
     n_scores = scores.shape[0] * scores.shape[1]
     quality, least_error, spent = choose_quality(scores.shape[0]), math.inf, 0.0
     while is_worth_lists(*scores.shape, k, quality):
@@ -201,20 +206,15 @@ def _torch_means(
 
 
 def sample_means(
-    scores: Scores,
-    k: int,
-    *,
-    seed: int = 0,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    clock: Callable[[], float] = processor_time,
+    scores: Scores, k: int, *, seed: int = 0, memory_budget: int = DEFAULT_MEMORY_BUDGET
 ) -> Sample:
     """Compute the exact means of up to 512 random items, at most a quarter of a small gallery."""
     n_items = scores.shape[0]
     n_sampled = min(_N_TRAINING, -(-n_items // 4))
     rows = np.sort(np.random.default_rng(seed).permutation(n_items)[:n_sampled])
-    started = clock()
+    started = scoring.processor_time()
     exact = top_means(scores.some_rows(rows), k, memory_budget=memory_budget)
-    return Sample(rows, exact, clock() - started)
+    return Sample(rows, exact, scoring.processor_time() - started)
 
 
 def choose_quality(n_gallery: int) -> int:
@@ -395,12 +395,13 @@ def _probe(
     means = np.empty(n_gallery, dtype=np.float32)
     n_candidates = np.empty(n_gallery, dtype=np.int64)
     shares = (bank.sizes / bank.sizes.sum()).astype(np.float32)
-    n_workers = count_threads()
+    n_workers = scoring.count_threads()
     # Per item: its row as read and widened, and its scores with the lists it probes.
     per_item = 4 * (4 * dim + n_probes * bank.longest)
     left = memory_budget * 3 // 4 - bank.held_bytes
     n_strip = max(64, min(8192, left // (n_workers * per_item), -(-n_gallery // n_workers)))
-    stop, done, own = threading.Event(), Done(progress, n_gallery), threading.local()
+    stop, own = threading.Event(), threading.local()
+    done = scoring.Done(progress, n_gallery)
 
     def choose_lists(items: FloatArray, start: int) -> IntArray:
         """Choose every item's lists; mean and deviation over all centroids are features."""
@@ -428,7 +429,7 @@ def _probe(
             features[start:end, column] = best[:, first:last].mean(axis=1)
         done.add(end - start)
 
-    for _ in strips_in_order(probe, n_gallery, n_strip, stop):
+    for _ in scoring.strips_in_order(probe, n_gallery, n_strip, stop):
         pass
     return means, features, n_candidates
 

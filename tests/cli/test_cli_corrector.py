@@ -82,9 +82,9 @@ def test_fit_prints_which_past_queries_are_used(files, recent, words):
 def test_fit_prints_its_reliability_and_that_its_setting_is_centered(files):
     shown = " ".join(run(*FIT).stdout.split())
     assert re.search(r"reliability 0\.\d\d, measured on \d+ unique queries", shown)
-    assert ", centered" in shown
-    assert ", centered" in run("info", "bias.safetensors").stdout
-    assert "centered" not in run(*FIT, *NUMBERS).stdout
+    assert "center=True" in shown
+    assert "center=True" in run("info", "bias.safetensors").stdout
+    assert "center" not in run(*FIT, *NUMBERS).stdout
 
 
 @pytest.mark.slow

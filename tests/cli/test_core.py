@@ -53,7 +53,7 @@ def test_two_commands_correct_a_search(files, small):
 def test_fit_prints_a_table_and_what_to_do_next(files):
     result = fit("--normalize")
     assert "a bias for 23 items from 57 past queries" in result.stdout
-    assert "k = 8, α = 0" in result.stdout
+    assert "reference_k=8, alpha=0" in result.stdout
     assert "params." not in result.stdout
     following = " ".join(result.stdout.partition("Next:")[2].replace("\\", "").split())
     expected = "nnnorm search --gallery gallery.npy --queries QUERIES --bias bias.safetensors"
@@ -199,14 +199,13 @@ def test_info_tells_what_a_file_holds(files):
 
 
 @pytest.mark.slow
-def test_the_demo_fits_on_one_screen_and_names_its_files(demo):
+def test_the_demo_fits_on_one_screen_and_names_its_file(demo):
     lines = demo.told.splitlines()
     assert len(lines) < 40
     assert max(map(len, lines)) <= 80
     assert "worse with the correction" in demo.told
-    for name in ("bias.safetensors", "contact-sheet.png", "occurrences.png"):
-        assert (demo.folder / name).stat().st_size > 0
-        assert name in demo.told
+    assert [path.name for path in demo.folder.iterdir()] == ["bias.safetensors"]
+    assert "bias.safetensors" in demo.told
     bias = nnnorm.Bias.load(demo.folder / "bias.safetensors")
     assert len(bias) == 1000
 
@@ -220,18 +219,8 @@ def test_the_demo_prints_all_figures_as_json(tmp_path, monkeypatch, demo):
     assert after["gain"]["low"] > 0
     assert after["hubness"]["max"] < before["hubness"]["max"]
     assert printed["n_gained"] > printed["n_lost"]
-    is_right = [e["right"] == e["after"][0] for e in printed["examples"]]
+    is_right = [e["right"] == e["after"] for e in printed["examples"]]
     assert is_right == [True, True, False]
-
-
-@pytest.mark.slow
-def test_the_demo_says_how_to_get_plots_where_there_are_none(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = run("demo", "--output", str(tmp_path))
-    assert result.exit_code == 0
-    assert "pip install 'nnnorm[plots]'" in " ".join(result.stdout.split())
-    assert not (tmp_path / "occurrences.png").exists()
 
 
 # --- mistakes -----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pickle
-from typing import ClassVar, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ class Shrunk(Method):
     c: float = 1.0
 
     variants = (Variant("shrunk", "Shrunk mean", {"c": (0.5, 1.0)}),)
-    symbols: ClassVar = {"c": "c"}
+    shown = ("c",)
 
     def values(self, statistics):
         return self.c * statistics.mean_of_all() ** 2
@@ -65,13 +65,13 @@ def test_every_list_of_methods_is_that_of_the_registry():
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
-def test_a_method_has_a_label_symbols_and_an_explained_constructor(name):
+def test_a_method_has_a_label_and_an_explained_constructor(name):
     kind, variant = find_method(name)
     params = BETAS if kind is DualSoftmax else {}
     method = make_method(name, **params)
     assert method.variant is variant
     assert label_method(name) == variant.label != ""
-    assert set(kind.symbols) <= {part.name for part in dataclasses.fields(kind)}
+    assert set(kind.shown) <= {part.name for part in dataclasses.fields(kind)}
     with pytest.raises(NNNormError, match=f"{kind.__name__} has no argument 'nothing'"):
         kind(nothing=1)
 

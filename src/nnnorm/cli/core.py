@@ -140,7 +140,7 @@ def describe_bias(bias: Bias, path: Path) -> Facts:
     low, high = float(bias.correction.min()), float(bias.correction.max())
     facts: dict[str, str | None] = {
         "method": label_method(bias.method),
-        "settings": describe_setting(bias.method, params, between=", ", equals=" = ") or None,
+        "settings": describe_setting(bias.method, params, ", ") or None,
         "correction": f"{low:.3f} to {high:.3f}, {bias.correction.mean():.3f} on average",
     }
     if "groups" in params:

@@ -18,16 +18,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import gcd
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from nnnorm.embeddings import FloatArray
 from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.files import Progress
 from nnnorm.tables import TABLE_SUFFIXES, read_column, read_lines
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 MAX_PIXELS = 178_956_970  # twice the limit of Pillow's warning: 537 MB once decoded
 _SUFFIXES = {
     "images": (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),

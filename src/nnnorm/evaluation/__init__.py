@@ -51,13 +51,7 @@ if TYPE_CHECKING:
     from nnnorm.evaluation.drift import Drift, measure_drift
     from nnnorm.evaluation.groups import Audit, audit
     from nnnorm.evaluation.outliers import Scan, scan, screen
-    from nnnorm.evaluation.trec import (
-        read_qrels,
-        read_run,
-        truth_of_qrels,
-        write_qrels,
-        write_run,
-    )
+    from nnnorm.evaluation.trec import read_qrels, read_run, truth_of_qrels, write_qrels, write_run
 
 _LATER = {
     "comparison": ("Comparison", "Result", "Task", "compare", "make_result"),

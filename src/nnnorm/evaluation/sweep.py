@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.dedup import References, describe_size
+from nnnorm.dedup import References
 from nnnorm.embeddings import Embeddings, FloatArray
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.metrics import Truth
@@ -106,8 +106,7 @@ def _cells(
         if reference_k <= statistics.n_references:
             yield method, params
         elif grid is not None:
-            size = describe_size(statistics.n_given, statistics.n_references)
-            raise NNNormError(f"the grid of {name} has reference_k {reference_k}, but only {size}")
+            raise statistics.too_few_references(reference_k)
 
 
 def _list_params(name: MethodName, grid: Grid) -> Iterator[dict[str, Any]]:

@@ -22,23 +22,14 @@ import numpy.typing as npt
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Popularity
 from nnnorm.dedup import Duplicates, References, drop_copies
-from nnnorm.embeddings import Embeddings, FloatArray, Source, open_embeddings
+from nnnorm.embeddings import Embeddings, FloatArray, Source
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.metrics import Evaluation, Truth, count_strip, evaluate, open_task
 from nnnorm.evaluation.results import Interval, Record, interval_of_difference, is_near, split_folds
 from nnnorm.evaluation.sweep import Setting, make_settings, sweep_hits
 from nnnorm.files import Progress
-from nnnorm.methods import (
-    METHOD_NAMES,
-    NNN,
-    NO_CORRECTION,
-    Grid,
-    MethodName,
-    describe_setting,
-    find_method,
-    make_method,
-    open_groups,
-)
+from nnnorm.methods import METHODS, NNN, NO_CORRECTION, MethodName, describe_setting, find_method
+from nnnorm.methods.base import Grid, open_groups
 from nnnorm.methods.groups import Groups
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
@@ -280,14 +271,14 @@ def tune(
     (100, True)
     """
     names = check_choice(methods, select, gallery_references is not None)
-    items, asked, bank, right = open_task(gallery, queries, references, truth, normalize)
+    given = gallery, queries, references, gallery_references, truth
+    items, asked, bank, second, right = open_task(*given, normalize)
     if clicks is not None:
         names = _check_clicks(clicks, len(items), names, is_all=methods == "all")
     used = drop_copies(bank, duplicates, progress)
-    banks = used, open_gallery_bank(gallery_references, normalize)
     labeled = open_groups(groups, len(items))
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    trial = Trial(names, items, *banks, asked, right, grids=grids, groups=labeled, **options)
+    trial = Trial(names, items, used, second, asked, right, grids=grids, groups=labeled, **options)
     by_rule, by_maximum = trial.choose("one-standard-error"), trial.choose("max")
     chosen = by_rule if select == "one-standard-error" else by_maximum
     crossed = trial.cross_fit(select, seed=seed) if clicks is None else None
@@ -330,18 +321,11 @@ def check_choice(
     if select not in ("one-standard-error", "max"):
         raise NNNormError(f"select must be 'one-standard-error' or 'max'; got {select!r}")
     if methods == "all":
-        needs_bank = {name: find_method(name)[0].gallery_bank == "needed" for name in METHOD_NAMES}
-        methods = [name for name in METHOD_NAMES if has_gallery_bank or not needs_bank[name]]
+        kinds = [kind for kind in METHODS if has_gallery_bank or kind.gallery_bank != "needed"]
+        methods = [variant.name for kind in kinds for variant in kind.variants]
     if isinstance(methods, str) or not methods:
         raise NNNormError(f"methods must be 'all' or a list of names; got {methods!r}")
     return [name for name in dict.fromkeys(methods) if name != NO_CORRECTION]
-
-
-def open_gallery_bank(source: Source | None, normalize: bool | None) -> Embeddings | None:
-    """Open a bank of gallery-side items, if there is one."""
-    if source is None:
-        return None
-    return open_embeddings(source, name="gallery_references", normalize=normalize)
 
 
 # --- choosing ------------------------------------------------------------------------------------
@@ -352,9 +336,8 @@ def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[
     means, choices = hits.mean(axis=1, dtype=np.float64), []
     for name in dict.fromkeys(setting.name for setting in settings[1:]):
         rows = [row for row, setting in enumerate(settings) if row and setting.name == name]
-        # On a tie with no correction, use these cells: with few queries, ties are common.
         best = max(rows, key=lambda row: (means[row], -row))
-        if means[best] < means[0]:
+        if means[best] <= means[0]:  # no correction wins ties
             choices.append(0)
         else:
             near = [row for row in rows if is_near(hits[best], hits[row], clusters)]
@@ -401,7 +384,9 @@ def _check_clicks(
     """The methods that a popularity can be added to."""
     if (n_clicks := len(Popularity(clicks))) != n_gallery:
         raise NNNormError(f"clicks must have one number per item, {n_gallery}; got {n_clicks}")
-    gated = [name for name in methods if make_method(name).gated_by]
+    # A gate is all that the name of a method fixes or presets.
+    variants = [find_method(name)[1] for name in methods]
+    gated = [one.name for one in variants if any({**one.fixed, **one.preset}.values())]
     if gated and not is_all:
         raise NNNormError(
             f"{gated[0]} decides per query, so it takes no clicks: leave them out, or the method"

@@ -23,9 +23,9 @@ from nnnorm.embeddings import Embeddings, FloatArray, open_embeddings
 from nnnorm.encoders import list_inputs, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning, show_url
 from nnnorm.explore.pictures import Draw, FolderPictures, draw_scene
-from nnnorm.index import open_index
+from nnnorm.index import Items, open_index
 from nnnorm.input_checks import check_inputs
-from nnnorm.methods import label_method, open_references
+from nnnorm.methods import Statistics, label_method, open_references
 from nnnorm.tables import TABLE_SUFFIXES, check_ids, read_columns, read_ids, read_objects
 
 # Columns of the metadata that name an item's picture, the first that is there.
@@ -53,9 +53,10 @@ class Served:
     name = "index"
     label = "as served"
 
-    def make_bias(self, dim: int) -> Bias:
+    def make_bias(self, statistics: Statistics) -> Bias:
         """Return the bias of the index, which owes nothing to the past queries that are shown."""
-        return Bias(self.stored, self.weight, self.fitted_by, {"weight": self.weight}, dim=dim)
+        params, dim = {"weight": self.weight}, statistics.gallery.shape[1]
+        return Bias(self.stored, self.weight, self.fitted_by, params, dim=dim)
 
     def describe(self) -> str:
         """Describe what is served in a few words."""
@@ -201,13 +202,9 @@ def open_material(
         references=past,
         truth=right,
         ids=named,
-        captions=_read_captions(captions, len(items), "items for --captions", len(asked)),
-        query_captions=_read_captions(
-            query_captions, len(asked), "queries for --query-captions", len(items)
-        ),
-        reference_captions=_read_captions(
-            reference_captions, len(past), "references for --reference-captions"
-        ),
+        captions=_read_captions(captions, "items", items, asked),
+        query_captions=_read_captions(query_captions, "queries", asked, items),
+        reference_captions=_read_captions(reference_captions, "references", past),
         metadata=columns,
         pictures=_open_pictures(images, columns, len(items)),
         encode=_open_encoder(encoder, past),
@@ -227,14 +224,11 @@ def _read_index(
         batches, config = list(opened.scan()), opened.config
     if not batches:
         raise NNNormError(f"{name} holds no items; add some, or give --gallery")
-    rows, ids, stored = (
-        np.concatenate([np.asarray(getattr(batch, part)) for batch in batches])
-        for part in ("vectors", "ids", "bias")
-    )
-    columns = _columns([entry for batch in batches for entry in batch.metadata])
-    items = open_embeddings(rows, name="gallery", normalize=normalize)
+    read = Items.join(batches)
+    items = open_embeddings(read.vectors, name="gallery", normalize=normalize)
+    stored = np.asarray(read.bias)
     served = Served(name, config.method, config.reference_k, stored, config.weight)
-    return items, ids, columns, served, config.unit
+    return items, read.ids, _columns(read.metadata), served, config.unit
 
 
 def _read_metadata(path: Path, n_items: int) -> dict[str, list[str]]:
@@ -261,17 +255,18 @@ def _columns(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _read_captions(
-    path: Path | None, n_rows: int, what: str, n_others: int | None = None
+    path: Path | None, what: str, rows: Embeddings, others: Embeddings | None = None
 ) -> list[str] | None:
     if path is None:
         return None
     is_table = path.suffix.lower() in TABLE_SUFFIXES
     has_caption = is_table and "caption" in read_columns(path, optional=None)
     texts = list(list_inputs(path, "texts", "caption" if has_caption else None))
-    if len(texts) != n_rows:
-        other = "--captions" if what.startswith("queries") else "--query-captions"
-        hint = f"; {other} takes texts of the other side" if len(texts) == n_others else ""
-        raise NNNormError(f"{path} has {len(texts):,} texts, but there are {n_rows:,} {what}{hint}")
+    if len(texts) != len(rows):
+        problem = f"{path} has {len(texts):,} texts, but there are {len(rows):,} {what}"
+        if others is not None and len(texts) == len(others):
+            problem += "; --captions are the texts of items, --query-captions those of queries"
+        raise NNNormError(problem)
     return texts
 
 

@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 # The methods of the picker: those whose parameters have a control.
 CONTROLS = {"reference_k", "alpha", "center", "weight", "beta"}
 OFFERED = tuple(
-    name for name in methods.METHOD_NAMES if set(methods.find_method(name)[0].symbols) & CONTROLS
+    name for name in methods.METHOD_NAMES if set(methods.find_method(name)[0].shown) & CONTROLS
 )
 PLACES = 10
 _KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -82,7 +82,6 @@ class Knob:
     """A parameter of a method, as a control of the page."""
 
     name: str
-    label: str
     kind: str
     values: tuple[float, ...]
     default: float | bool
@@ -154,7 +153,7 @@ class Session:
         served = self.material.served
         if name == Served.name and served is not None:
             highest = max(MOST_ALPHA, 2 * served.weight)
-            return [Knob("weight", "weight", "range", (0.0, highest, ALPHA_STEP), served.weight)]
+            return [Knob("weight", "range", (0.0, highest, ALPHA_STEP), served.weight)]
         kind = methods.find_method(name)[0]
         usual_k, weight = 10, 0.5
         if kind is NNN:
@@ -169,7 +168,7 @@ class Session:
             "alpha": ("range", weights, weight),
             "weight": ("range", weights, weight),
         }
-        return [Knob(param, label, *known[param]) for param, label in kind.symbols.items()]
+        return [Knob(param, *known[param]) for param in kind.shown]
 
     def open_method(self, name: str, params: Mapping[str, Any]) -> Setting:
         """Make a method of the picker; NNN without parameters is the automatic one."""
@@ -197,12 +196,7 @@ class Session:
     @lru_cache(64)
     def bias_for(self, setting: Setting) -> Bias:
         """Return the bias of a setting, for the gallery in memory, which may be a copy."""
-        return replace(self._make_bias(setting), fingerprints={})
-
-    def _make_bias(self, setting: Setting) -> Bias:
-        if isinstance(setting, Served):
-            return setting.make_bias(self.gallery.dim)
-        return setting.make_bias(self.statistics)
+        return replace(setting.make_bias(self.statistics), fingerprints={})
 
     def resolved(self, setting: Setting) -> dict[str, Any]:
         """Return the parameters of a setting with numbers for what was automatic."""
@@ -294,15 +288,12 @@ class Session:
             return None
         ks = [k for k in _HEAT_KS if k in self.reference_ks]
         grid = {"reference_k": ks, "alpha": _HEAT_ALPHAS, "center": (False, True)}
-        return tune(
-            self.gallery,
+        past, options = (
             self.unique.embeddings,
-            queries=self.queries,
-            truth=self.truth,
-            # These are unique already.
-            duplicates="keep" if self.unique.embeddings.counts is None else "drop",
-            grids={"nnn": grid},
+            dict[str, Any](truth=self.truth, grids={"nnn": grid}),
         )
+        options["duplicates"] = "keep" if past.counts is None else "drop"  # these are unique
+        return tune(self.gallery, past, queries=self.queries, **options)
 
     def _project(self) -> tuple[IntArray, FloatArray]:
         """Items of the map and their places: all, or a random sample with the worst hubs."""
@@ -316,7 +307,7 @@ class Session:
     def save_bias(self, setting: Setting) -> bytes:
         """Return the file of a bias, which fits the gallery as it was given."""
         with tempfile.TemporaryDirectory() as folder:
-            self._make_bias(setting).save(path := Path(folder, "bias.safetensors"))
+            setting.make_bias(self.statistics).save(path := Path(folder, "bias.safetensors"))
             return path.read_bytes()
 
 

@@ -397,7 +397,7 @@ class Views:
         return vars(evaluation.interval_of_mean(hits, clusters, n_resamples=_N_RESAMPLES))
 
     def grid(self) -> View:
-        """Show R@1 of a grid of k and α, once it is there."""
+        """Show R@1 of a grid of reference_k and alpha, once it is there."""
         if not self.session.tuning.done():
             return {"ready": False}
         tuning = result_of(self.session.tuning)

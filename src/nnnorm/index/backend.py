@@ -23,10 +23,10 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, get_type_h
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import FloatArray
 from nnnorm.errors import NNNormError, first_line, hide_secrets, keep_interrupts, show_url
 from nnnorm.files import check_space, is_disk_full
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[Any]  # int64, or str
 Pairs: TypeAlias = Sequence[tuple[Any, float]]  # ids and scores of the hits of one query
 Metadata: TypeAlias = Mapping[str, Any]

@@ -18,19 +18,10 @@ import numpy as np
 
 from nnnorm.bias import Bias, Popularity
 from nnnorm.corrector import Correction, Corrector, open_corrector
-from nnnorm.embeddings import Source
+from nnnorm.embeddings import FloatArray, Source
 from nnnorm.errors import NNNormError, check_count, check_type, warn
 from nnnorm.files import Progress
-from nnnorm.index.backend import (
-    Backend,
-    FloatArray,
-    Hits,
-    Ids,
-    Items,
-    Layout,
-    Metadata,
-    keep_errors,
-)
+from nnnorm.index.backend import Backend, Hits, Ids, Items, Layout, Metadata, keep_errors
 from nnnorm.index.config import (
     CollectionInfo,
     IndexConfig,
@@ -112,15 +103,11 @@ class CorrectedIndex:
         config = self.config
         with self.backend.translating():
             older, newer = self._neighbors(self._state)
+        shared = ("dim", "version", "corrector", "method", "weight", "mode")
         return CollectionInfo(
             name=self.backend.name,
             n_items=len(self),
-            dim=config.dim,
-            version=config.version,
-            corrector=config.corrector,
-            method=config.method,
-            weight=config.weight,
-            mode=config.mode,
+            **{name: getattr(config, name) for name in shared},
             can_roll_back=older is not None,
             is_rolled_back=older is None and newer is not None,
         )

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.corrector import Correction, Corrector, open_corrector
+from nnnorm.embeddings import FloatArray
 from nnnorm.errors import NNNormError, require
 from nnnorm.ranking import search
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Found: TypeAlias = tuple[list[list[float]], list[list[int]]]
 
 
@@ -95,14 +94,9 @@ def name_model(
     wrapped = wrapper(model, index_backend=CorrectedIndex(corrector))
     about = model.mteb_model_meta
     parts = [part for part in (about.revision, "nnnorm", revision) if part]
-    wrapped.mteb_model_meta = about.model_copy(
-        update={
-            "name": f"{about.name}+nnnorm",
-            "revision": "-".join(parts),
-            "adapted_from": about.name,
-            "loader": None,  # that of the model would load it without the correction
-        }
-    )
+    own = {"name": f"{about.name}+nnnorm", "revision": "-".join(parts), "adapted_from": about.name}
+    own["loader"] = None  # that of the model would load it without the correction
+    wrapped.mteb_model_meta = about.model_copy(update=own)
     return wrapped
 
 

@@ -25,16 +25,7 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from nnnorm.errors import NNNormError
-from nnnorm.methods.base import (
-    Grid,
-    Method,
-    Statistics,
-    Variant,
-    is_mismatched,
-    open_groups,
-    open_references,
-    warn_of_mismatch,
-)
+from nnnorm.methods.base import Grid, Method, Statistics, Variant, open_groups, open_references
 from nnnorm.methods.csls import CSLS
 from nnnorm.methods.dn import DN
 from nnnorm.methods.dual_softmax import DualSoftmax, published_product
@@ -87,18 +78,11 @@ def label_method(name: str) -> str:
     return _BY_NAME[name][1].label if name in _BY_NAME else name
 
 
-def describe_setting(
-    name: str, params: Mapping[str, Any], between: str = " ", equals: str = "="
-) -> str:
-    """Write the parameters of a method as tables show them, by their short signs."""
-    symbols = _BY_NAME[name][0].symbols if name in _BY_NAME else {}
+def describe_setting(name: str, params: Mapping[str, Any], between: str = " ") -> str:
+    """Write the parameters of a method as tables show them, switches only if they are on."""
+    shown = _BY_NAME[name][0].shown if name in _BY_NAME else ()
     return between.join(
-        # A switch is named if it is on.
-        symbols[param] if value is True else f"{symbols[param]}{equals}{_write(value)}"
+        f"{param}={value if isinstance(value, int) else f'{value:.4g}'}"
         for param, value in params.items()
-        if param in symbols and value is not False
+        if param in shown and value is not False
     )
-
-
-def _write(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.4g}"

@@ -25,24 +25,16 @@ from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import embeddings
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Gate
 from nnnorm.dedup import Duplicates, References, describe_size, drop_copies
-from nnnorm.embeddings import (
-    Embeddings,
-    Source,
-    StoredMatrix,
-    check_same_dim,
-    check_same_norms,
-    open_embeddings,
-    open_matrix,
-)
+from nnnorm.embeddings import Embeddings, Source, StoredMatrix, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
@@ -98,7 +90,7 @@ class Statistics:
         elif references is not None:
             self.scores = Products(gallery, references.embeddings, memory_budget=memory_budget)
             if isinstance(gallery_bank, Embeddings):
-                check_same_dim(gallery, gallery_bank)
+                embeddings.check_same_dim(gallery, gallery_bank)
         self.n_gallery: int = self.scores.shape[0]
         self.n_references: int = self.scores.shape[1]
         # The number of references, of which near copies may have been dropped.
@@ -307,8 +299,8 @@ class Method(ABC):
     """A correction method. Subclasses are records of parameters."""
 
     variants: ClassVar[tuple[Variant, ...]]
-    # Short signs of the parameters, for tables.
-    symbols: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    # The parameters that tables and reports show.
+    shown: ClassVar[tuple[str, ...]] = ()
     gallery_bank: ClassVar[Literal["unused", "optional", "needed"]] = "unused"
     # Whether an item's value follows from the item and the banks alone, whatever else is searched.
     values_each_item: ClassVar[bool] = True
@@ -485,20 +477,13 @@ class Method(ABC):
         [0.4, 1.0]
         """
         check_solver(solver, quality)
-        given = gallery, references, gallery_references
-        items, past, bank = self.open_inputs(*given, normalize)
+        items, past, bank = self.open_inputs(gallery, references, gallery_references, normalize)
         check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
-        statistics = Statistics(
-            items,
-            drop_copies(past, self.duplicates_for(past, duplicates), progress),
-            bank,
-            groups=open_groups(groups, len(items), between),
-            solver=solver,
-            quality=quality,
-            memory_budget=memory_budget,
-            progress=progress,
-        )
-        bias = self.make_bias(statistics)
+        used = drop_copies(past, self.duplicates_for(past, duplicates), progress)
+        labeled = open_groups(groups, len(items), between)
+        run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+        run |= {"solver": solver, "quality": quality}
+        bias = self.make_bias(Statistics(items, used, bank, groups=labeled, **run))
         warn_of_mismatch(bias)
         return bias
 
@@ -512,12 +497,12 @@ class Method(ABC):
         """Open gallery, references and gallery bank, once it is clear that the method uses them."""
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
-        check_same_norms(items, past, normalize=normalize)
+        embeddings.check_same_norms(items, past, normalize=normalize)
         if gallery_references is None:
             return items, past, None
         self._check_gallery_bank("gallery_references")
         bank = open_embeddings(gallery_references, name="gallery_references", normalize=normalize)
-        check_same_norms(items, bank, normalize=normalize)
+        embeddings.check_same_norms(items, bank, normalize=normalize)
         return items, past, bank
 
     def duplicates_for(self, past: Embeddings, duplicates: Duplicates | None) -> Duplicates:
@@ -561,8 +546,8 @@ class Method(ABC):
         bank = None
         if gallery_scores is not None:
             self._check_gallery_bank("gallery_scores")
-            bank = open_matrix(gallery_scores, name="gallery_scores")
-        opened = open_matrix(scores, name="scores")
+            bank = embeddings.open_matrix(gallery_scores, name="gallery_scores")
+        opened = embeddings.open_matrix(scores, name="scores")
         statistics = Statistics(
             opened, gallery_bank=bank, memory_budget=memory_budget, progress=progress
         )
@@ -573,16 +558,14 @@ class Method(ABC):
             raise NNNormError(f"method {self.name} uses no gallery bank; leave out {argument}")
 
 
-def open_references(
-    references: Source | Bank, *, name: str = "references", normalize: bool | None = None
-) -> Embeddings:
+def open_references(references: Source | Bank, *, normalize: bool | None = None) -> Embeddings:
     """Open a bank, or the file of one, or what `open_embeddings` opens."""
     source = references
     if isinstance(source, (str, os.PathLike)) and Path(source).suffix == ".safetensors":
         source = Bank.load(source)
     if isinstance(source, Bank):
         source = source.embeddings()
-    return open_embeddings(source, name=name, normalize=normalize)
+    return open_embeddings(source, name="references", normalize=normalize)
 
 
 def open_groups(labels: Any, n_items: int, between: float = 1.0) -> Groups | None:
@@ -594,17 +577,25 @@ def open_groups(labels: Any, n_items: int, between: float = 1.0) -> Groups | Non
     return None
 
 
-def is_mismatched(params: Mapping[str, Any], n_references: int, n_gallery: int) -> bool:
+def is_mismatched(bias: Bias) -> bool:
     """Whether past queries don't match the gallery, if there are enough of both."""
-    is_clear = n_references >= 16 and n_gallery >= 100 and params.get("reliability", 0) >= 0.5
-    return is_clear and params.get("match", 1) < 0.5
+    is_large = (bias.n_references or 0) >= 16 and len(bias) >= 100
+    reliability, match = bias.params.get("reliability", 0), bias.params.get("match", 1)
+    return is_large and reliability >= 0.5 and match < 0.5
+
+
+def describe_mismatch(bias: Bias) -> str:
+    """What is wrong with past queries that don't match the gallery."""
+    few = bias.n_references is not None and bias.n_references < 64
+    too_few = f", or {bias.n_references} are too few to show it" if few else ""
+    return f"don't match this gallery{too_few}"
 
 
 def warn_of_mismatch(bias: Bias) -> None:
     """Warn if the automatic weight was reduced because the references do not match the gallery."""
-    if is_mismatched(bias.params, bias.n_references or 0, len(bias)):
+    if is_mismatched(bias):
         warn(
-            "the past queries don't match this gallery, so the correction is reduced to "
-            f"{bias.params['match']:.0%}; pass past queries from this search, or a few dozen "
+            f"the past queries {describe_mismatch(bias)}, so the correction is reduced to "
+            f"{bias.params['match']:.0%}; pass more past queries from this search, or a few dozen "
             "recent ones (recent=, --recent); for a gallery of mixed items, pass groups (--groups)"
         )

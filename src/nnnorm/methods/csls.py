@@ -1,7 +1,6 @@
 """Cross-domain Similarity Local Scaling, ``b(r) = ½·m_k(r)`` (Conneau et al., ICLR 2018)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from nnnorm.errors import check_count
 from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Statistics, Variant
@@ -28,7 +27,7 @@ class CSLS(Method):
     reference_k: int = 10
 
     variants = (Variant("csls", "CSLS", {"reference_k": POWERS_OF_TWO}),)
-    symbols: ClassVar = {"reference_k": "k"}
+    shown = ("reference_k",)
     weight = 0.5
     is_weighted = True
 

@@ -1,7 +1,6 @@
 """Distribution Normalization, not re-normalized: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from nnnorm.errors import check_number
 from nnnorm.methods.base import FloatArray, Method, Statistics, Variant
@@ -25,7 +24,7 @@ class DN(Method):
     weight: float = 0.5
 
     variants = (Variant("dn", "DN", {"weight": (0.25, 0.5, 1.0)}),)
-    symbols: ClassVar = {"weight": "λ"}
+    shown = ("weight",)
     is_weighted = True
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """DBNorm, a softmax over two banks (Wang et al., EMNLP 2023): DualIS, and gated as DualDIS."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ class DualSoftmax(Method):
         Variant("dualis", "DualIS", _GRID, fixed={"gate": None}),
         Variant("dualdis", "DualDIS", _GRID, preset={"gate": "paper"}),
     )
-    symbols: ClassVar = {"beta_query": "βq", "beta_gallery": "βg"}
+    shown = ("beta_query", "beta_gallery")
     gallery_bank = "needed"
 
     def __post_init__(self) -> None:

@@ -1,7 +1,6 @@
 """Inverted softmax, ``b(r) = L_β(r)/β``, and gated as QBNorm (Bogolin et al., CVPR 2022)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -39,7 +38,7 @@ class InvertedSoftmax(Method):
         Variant("is", "Inverted softmax", {"beta": BETAS}, fixed={"gated": False}),
         Variant("qbnorm", "QBNorm", {"beta": BETAS}, fixed={"gated": True}),
     )
-    symbols: ClassVar = {"beta": "β"}
+    shown = ("beta",)
 
     def __post_init__(self) -> None:
         check_number("beta", self.beta, 0, LARGEST_BETA)

@@ -1,7 +1,6 @@
 """Sinkhorn normalization, ``b(r) = −τ·log u_r`` (DBSN: Pan et al., ACM MM 2025)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from nnnorm.errors import check_count, check_number
 from nnnorm.methods.base import FloatArray, Method, Statistics, Variant
@@ -36,7 +35,7 @@ class Sinkhorn(Method):
     iterations: int = 10
 
     variants = (Variant("sinkhorn", "Sinkhorn", {"tau": (0.005, 0.01, 0.02, 0.05, 0.1)}),)
-    symbols: ClassVar = {"tau": "τ"}
+    shown = ("tau",)
     gallery_bank = "optional"
     values_each_item = False  # the references are spread over all items at once
 

@@ -9,7 +9,7 @@ used.
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,6 @@ from nnnorm.report.tables import MANY_QUERIES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _WIDTH = 6.4  # inches: 960 pixels at 150 dpi, still readable when shown at 800
 _DPI = 150
@@ -185,7 +183,7 @@ def plot_grid(tuning: Tuning) -> "Figure":
         (tuning.best_by_maximum, "best by maximum", ":", 0.1),
     ):
         look = {"fill": False, "linewidth": 1.8, "linestyle": style, "edgecolor": INK}
-        what = describe_setting(cell.method, cell.params, ", ", " = ")
+        what = describe_setting(cell.method, cell.params, ", ")
         if _is_on_map(cell):
             row, column = place(cell)
             corner, size = (column + inset, row + inset), 1 - 2 * inset
@@ -202,7 +200,7 @@ def plot_grid(tuning: Tuning) -> "Figure":
     axes.set_xticks([n + 0.5 for n in columns], [f"{ks[n]:,}" for n in columns])
     axes.set_yticks([n + 0.5 for n in rows], [f"{alphas[n]:.4g}" for n in rows])
     title = f"R@1 on {tuning.n_queries:,} tuning queries; no correction: {baseline:.2f} %"
-    label_axes(axes, title, "k, references averaged per item", "α, weight of the correction")
+    label_axes(axes, title, "reference_k, past queries per item", "alpha, weight of the bias")
     add_legend(figure, handles)
     return figure
 

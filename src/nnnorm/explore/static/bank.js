@@ -11,7 +11,7 @@ export function bankView(root) {
         tile("past queries", count(found.n_references), `${about.dim} dimensions`),
         tile("unique queries", count(found.n_unique), found.is_sample ? "a random sample" : "all of them"),
         tile("near copies dropped", count(found.n_copies), `cosine above ${found.near_copy}`),
-        tile("automatic settings", `k\u00a0=\u00a0${found.automatic.reference_k}, α\u00a0=\u00a0${Number(found.automatic.alpha).toFixed(2)}`, found.automatic.reliability === null ? "" : `reliability ${Number(found.automatic.reliability).toFixed(2)}`)),
+        tile("automatic settings", `reference_k\u00a0${found.automatic.reference_k}, alpha\u00a0${Number(found.automatic.alpha).toFixed(2)}`, found.automatic.reliability === null ? "" : `reliability ${Number(found.automatic.reliability).toFixed(2)}`)),
       make("div", { class: "split" },
         make("section", { class: "panel stack" }, make("h2", {}, "Most frequent queries"),
           make("p", { class: "soft small" }, `Each one counts once in the correction.${about.has_reference_captions ? "" : " To see texts, start with --reference-captions FILE."}`),

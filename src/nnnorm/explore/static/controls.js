@@ -58,7 +58,7 @@ export function drawControls(root) {
   for (const knob of knobsOf(state.method)) root.append(drawKnob(knob));
   if (state.method === "nnn") {
     root.append(make("button", { class: "button", id: "automatic", type: "button",
-      title: "k and α from the past queries, without labels",
+      title: "reference_k and alpha from the past queries, without labels",
       onclick: () => change({ params: {} }) }, "Automatic"));
   }
   root.append(make("div", { class: "line push" }, Object.keys(about.filters).length ? drawFilters() : null, drawMenu()));
@@ -70,7 +70,7 @@ function drawKnob(knob) {
   if (knob.kind === "switch" || knob.kind === "fixed") {
     const box = make("input", { type: "checkbox", id, onchange: (event) => turn(knob.name, event.target.checked) });
     box.disabled = knob.kind === "fixed";
-    return make("div", { class: "knob" }, box, make("label", { for: id, title: HINTS[knob.name] }, knob.label));
+    return make("div", { class: "knob" }, box, make("label", { for: id, title: HINTS[knob.name] }, knob.name));
   }
   const isSteps = knob.kind === "steps";
   const [min, max, step] = isSteps ? [0, knob.values.length - 1, 1] : knob.values;
@@ -78,7 +78,7 @@ function drawKnob(knob) {
     const number = Number(event.target.value);
     turn(knob.name, isSteps ? knob.values[number] : number);
   } });
-  return make("div", { class: "knob" }, make("label", { for: id, title: HINTS[knob.name] }, knob.label), slider, make("output", { for: id }));
+  return make("div", { class: "knob" }, make("label", { for: id, title: HINTS[knob.name] }, knob.name), slider, make("output", { for: id }));
 }
 
 function drawFilters() {

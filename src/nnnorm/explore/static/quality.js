@@ -1,4 +1,4 @@
-// R@1, R@5 and R@10 with intervals, and R@1 by k and α.
+// R@1, R@5 and R@10 with intervals, and R@1 by reference_k and alpha.
 import { state, about, change, ask, askUntilReady, make, setting, live, count, percent, waiting, svgChart, isRecorded } from "./core.js";
 import { learn, snap } from "./controls.js";
 
@@ -10,7 +10,7 @@ export function qualityView(root) {
   let grid = null, isHere = true;
   root.append(make("div", { class: "stack" }, tiles,
     make("div", { class: "split" },
-      make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "R@1 by k and α"), make("p", { class: "soft small" }, isRecorded ? "click a cell to use the nearest recorded setting" : "click a cell to use its setting")), heat),
+      make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "R@1 by reference_k and alpha"), make("p", { class: "soft small" }, isRecorded ? "click a cell to use the nearest recorded setting" : "click a cell to use its setting")), heat),
       make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "Gain in points"), make("p", { class: "soft small" }, "queries with a right item among the first 1, 5, 10")), chart, words))));
 
   const update = live(async () => {
@@ -78,9 +78,9 @@ function drawHeat(root, grid, now) {
   const known = new Map(cells.map((cell) => [`${cell.reference_k} ${cell.alpha}`, cell]));
   const highest = d3.greatest(cells, (cell) => cell.recall_at_1);
   const heldFocus = root.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-  const table = make("div", { class: "heat", role: "grid", "aria-label": `R@1 by k and α, ${center ? "centered" : "not centered"}` });
+  const table = make("div", { class: "heat", role: "grid", "aria-label": `R@1 by reference_k and alpha, ${center ? "centered" : "not centered"}` });
   table.style.gridTemplateColumns = `2.6rem repeat(${alphas.length}, minmax(0, 1fr))`;
-  table.append(make("div", { class: "row", role: "row" }, make("span", { class: "axis", role: "columnheader" }, "k \\ α"),
+  table.append(make("div", { class: "row", role: "row" }, make("span", { class: "axis", role: "columnheader" }, "reference_k \\ alpha"),
     alphas.map((alpha) => make("span", { class: "axis", role: "columnheader" }, alpha % 0.25 ? "" : String(alpha)))));
   for (const k of ks.slice().reverse()) {
     table.append(make("div", { class: "row", role: "row" }, make("span", { class: "axis", role: "rowheader" }, String(k)), alphas.map((alpha) => {
@@ -90,8 +90,8 @@ function drawHeat(root, grid, now) {
       const tone = moved >= 0 ? "gain" : "loss";
       const button = make("button", { type: "button", class: `${tone}${key === at ? " current" : ""}${cell === highest ? " best" : ""}`, "--v": share.toFixed(3),
         tabindex: key === (at || `${ks[0]} ${alphas[0]}`) ? "0" : "-1", "data-key": key,
-        "aria-label": `k ${k}, α ${alpha}: R@1 ${percent(cell.recall_at_1)}${key === at ? ", current setting" : ""}${cell === highest ? ", the highest" : ""}`,
-        title: `k ${k}, α ${alpha}: ${percent(cell.recall_at_1)}`,
+        "aria-label": `reference_k ${k}, alpha ${alpha}: R@1 ${percent(cell.recall_at_1)}${key === at ? ", current setting" : ""}${cell === highest ? ", the highest" : ""}`,
+        title: `reference_k ${k}, alpha ${alpha}: ${percent(cell.recall_at_1)}`,
         onclick: () => change({ method: "nnn", params: snap({ reference_k: k, alpha, center }) }) }, (100 * cell.recall_at_1).toFixed(1));
       return make("span", { role: "gridcell" , class: "row" }, button);
     })));
