@@ -222,16 +222,9 @@ def make_server(session: Session, host: str = "127.0.0.1") -> Any:
             if self.cycle is None or self.cycle.response_complete:
                 self.transport.close()
 
-    config = uvicorn.Config(
-        make_app(session, host),
-        http=Protocol,
-        h11_max_incomplete_event_size=_LONGEST_HEADERS,
-        ws="none",
-        log_level="error",
-        server_header=False,
-        timeout_graceful_shutdown=2,
-    )
-    return uvicorn.Server(config)
+    options = {"http": Protocol, "h11_max_incomplete_event_size": _LONGEST_HEADERS, "ws": "none"}
+    options |= {"log_level": "error", "server_header": False, "timeout_graceful_shutdown": 2}
+    return uvicorn.Server(uvicorn.Config(make_app(session, host), **options))
 
 
 def serve(session: Session, opened: socket.socket, host: str = "127.0.0.1") -> None:
