@@ -524,7 +524,7 @@ def open_valid(source: Source, *, name: str, normalize: bool | None = None) -> V
         is_valid = (norms > 0) & (norms < np.inf)
         if is_valid.all() or not is_valid.any():
             raise
-    words = {True: "it is all zeros", False: "it has entries that are not finite"}
+    words = {True: "it is all zeros", False: "it has entries that are not finite or too large"}
     faults = {int(row): words[bool(norms[row] == 0)] for row in np.flatnonzero(~is_valid)}
     # The rows between two broken ones are a view, so that nothing is copied.
     valid = []
