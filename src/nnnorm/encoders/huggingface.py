@@ -15,7 +15,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import Dtype, Encoder, check_vocabulary, hash_weights, to_numpy
+from nnnorm.encoders.encoder import (
+    Dtype,
+    Encoder,
+    check_vocabulary,
+    count_tokens,
+    hash_weights,
+    to_numpy,
+)
 from nnnorm.errors import NNNormError, require
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -62,6 +69,7 @@ class HuggingFace(Encoder):
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(model, **options)
         check_vocabulary(self._tokenizer, model)
         self._is_siglip, self._cleans = self._type.startswith("siglip"), self._type == "blip"
+        self._padding = "max_length" if self._is_siglip else "longest"
         # SigLIP 2 needs lower case, and some of its tokenizers do not do it.
         asked = bool(self._tokenizer.init_kwargs.get("do_lower_case", False))
         self._lowers = self._type == "siglip2" or (self._type == "siglip" and asked)
@@ -89,10 +97,7 @@ class HuggingFace(Encoder):
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of every text before cutting, with special tokens."""
-        if not texts:
-            return []
-        found = self._tokenizer(self._written(texts, None), truncation=False, verbose=False)
-        return [len(ids) for ids in found["input_ids"]]
+        return count_tokens(self._tokenizer, self._written(texts, None))
 
     def count_cut(self, texts: Sequence[str]) -> int:
         """Count the texts with more tokens than the context, or too many words for BLIP."""
@@ -124,13 +129,8 @@ class HuggingFace(Encoder):
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Return token ids (and mask) on the device."""
-        found = self._tokenizer(
-            self._written(texts),
-            padding=self._padding,
-            truncation=True,
-            max_length=self.context,
-            return_tensors="pt",
-        )
+        cut = {"padding": self._padding, "truncation": True, "max_length": self.context}
+        found = self._tokenizer(self._written(texts), **cut, return_tensors="pt")
         # SigLIP was trained without a mask; BLIP's text tower takes no token types.
         names = ("input_ids",) if self._is_siglip else ("input_ids", "attention_mask")
         return {name: found[name].to(self._device) for name in names}
@@ -153,10 +153,6 @@ class HuggingFace(Encoder):
             found = getattr(self.model, f"get_{side}_features")(**inputs)
             # A tensor in version 4, an output object in version 5.
             return to_numpy(found if hasattr(found, "shape") else found.pooler_output)
-
-    @property
-    def _padding(self) -> str:
-        return "max_length" if self._is_siglip else "longest"
 
     def _written(self, texts: Sequence[str], max_words: int | None = _BLIP_WORDS) -> list[str]:
         """Texts as the tokenizer gets them."""

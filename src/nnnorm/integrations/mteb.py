@@ -94,14 +94,9 @@ def name_model(
     wrapped = wrapper(model, index_backend=CorrectedIndex(corrector))
     about = model.mteb_model_meta
     parts = [part for part in (about.revision, "nnnorm", revision) if part]
-    wrapped.mteb_model_meta = about.model_copy(
-        update={
-            "name": f"{about.name}+nnnorm",
-            "revision": "-".join(parts),
-            "adapted_from": about.name,
-            "loader": None,  # that of the model would load it without the correction
-        }
-    )
+    own = {"name": f"{about.name}+nnnorm", "revision": "-".join(parts), "adapted_from": about.name}
+    own["loader"] = None  # that of the model would load it without the correction
+    wrapped.mteb_model_meta = about.model_copy(update=own)
     return wrapped
 
 
