@@ -205,7 +205,7 @@ def test_deeply_nested_json_gets_one_sentence(tmp_path, gallery):
         tmp_path / "deep.safetensors",
         {"nnnorm": DEEP},
     )
-    with pytest.raises(NNNormError, match="is no file of nnnorm"):
+    with pytest.raises(NNNormError, match="is not an nnnorm file"):
         Bias.load(tmp_path / "deep.safetensors")
 
 

@@ -81,7 +81,10 @@ class HuggingFace(Encoder):
             preprocessing = json.loads(self._processor.to_json_string())
         else:
             preprocessing = self._load_sounds(options)
-        self.context = self._find_context()
+        text = config.text_config
+        shift = text.pad_token_id + 1 if self._type in _SHIFTED else 0
+        longest = [self._tokenizer.model_max_length, text.max_position_embeddings - shift]
+        self.context = int(min(*longest, _BLIP_TOKENS) if self._cleans else min(longest))
         self.dim = self.embed_texts(["a"]).shape[1]
         texts = {"tokenizer": type(self._tokenizer).__name__, "max_length": self.context}
         texts |= {"padding": self._padding, "lower_case": self._lowers or self._cleans}
@@ -173,12 +176,6 @@ class HuggingFace(Encoder):
         self._processor, self.rate = sounds, int(sounds.sampling_rate)
         seconds = sounds.nb_max_samples / self.rate
         return f"mono, {self.rate} Hz, the first {seconds:g} s, shorter ones: {sounds.padding}"
-
-    def _find_context(self) -> int:
-        text = self._config.text_config
-        shift = text.pad_token_id + 1 if self._type in _SHIFTED else 0
-        longest = [self._tokenizer.model_max_length, text.max_position_embeddings - shift]
-        return int(min(*longest, _BLIP_TOKENS) if self._cleans else min(longest))
 
 
 def _as_arrays(found: Mapping[str, Any]) -> Arrays:

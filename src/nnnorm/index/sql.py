@@ -185,12 +185,8 @@ class SqlBackend(ClientBackend):
 
     def swap(self, version: str) -> None:
         with self.transaction():
-            self.run(
-                "UPDATE nnnorm_indexes SET served = CASE WHEN version = ? THEN 1 ELSE 0 END "
-                "WHERE name = ?",
-                version,
-                self.options.table,
-            )
+            statement = "UPDATE nnnorm_indexes SET served = CASE WHEN version = ? THEN 1 ELSE 0 END"
+            self.run(f"{statement} WHERE name = ?", version, self.options.table)
             if self.has_views:
                 view = quote_name(self.options.table)
                 self.run(f"CREATE OR REPLACE VIEW {view} AS SELECT * FROM {self._table(version)}")

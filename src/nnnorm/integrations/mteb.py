@@ -15,13 +15,15 @@ from nnnorm.embeddings import FloatArray
 from nnnorm.errors import NNNormError, require
 from nnnorm.ranking import search
 
+# A corrector, or a function that fits one to the documents of a corpus.
+Given: TypeAlias = Correction | Callable[[FloatArray], Corrector]
 Found: TypeAlias = tuple[list[list[float]], list[list[int]]]
 
 
 class CorrectedIndex:
     """An exact search by the corrected score, for MTEB."""
 
-    def __init__(self, corrector: Correction | Callable[[FloatArray], Corrector]) -> None:
+    def __init__(self, corrector: Given) -> None:
         self._given = corrector if callable(corrector) else open_corrector(corrector)
         self.clear()
 
@@ -72,12 +74,7 @@ class CorrectedIndex:
         return best, [order.tolist() for order in orders]
 
 
-def name_model(
-    model: Any,
-    corrector: Correction | Callable[[FloatArray], Corrector],
-    *,
-    revision: str | None = None,
-) -> Any:
+def name_model(model: Any, corrector: Given, *, revision: str | None = None) -> Any:
     """Wrap an MTEB model as ``NAME+nnnorm``, so its results can be published.
 
     Its revision is that of the model, followed by the corrector's fingerprint. If you pass a
