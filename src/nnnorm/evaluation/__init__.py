@@ -11,14 +11,12 @@ comparison   methods compared
 drift        whether the past queries of a corrector are still like those of today
 outliers     which items look adversarial or corrupt
 groups       how often groups of items are retrieved, before and after a correction
-
-The last four and trec are imported when one of their names is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from nnnorm.evaluation.checking import Check, check
+from nnnorm.evaluation.comparison import Comparison, Result, Task, compare, make_result
+from nnnorm.evaluation.drift import Drift, measure_drift
+from nnnorm.evaluation.groups import Audit, audit
 from nnnorm.evaluation.hubness import (
     Diagnosis,
     compare_occurrences,
@@ -43,27 +41,7 @@ from nnnorm.evaluation.metrics import (
     warn_of_mismatched_bank,
     warn_of_overlap,
 )
+from nnnorm.evaluation.outliers import Scan, scan, screen
 from nnnorm.evaluation.results import Interval, interval_of_difference, interval_of_mean
+from nnnorm.evaluation.trec import read_qrels, read_run, truth_of_qrels, write_qrels, write_run
 from nnnorm.evaluation.tuning import Cell, Select, Tuning, tune
-
-if TYPE_CHECKING:
-    from nnnorm.evaluation.comparison import Comparison, Result, Task, compare, make_result
-    from nnnorm.evaluation.drift import Drift, measure_drift
-    from nnnorm.evaluation.groups import Audit, audit
-    from nnnorm.evaluation.outliers import Scan, scan, screen
-    from nnnorm.evaluation.trec import read_qrels, read_run, truth_of_qrels, write_qrels, write_run
-
-_LATER = {
-    "comparison": ("Comparison", "Result", "Task", "compare", "make_result"),
-    "drift": ("Drift", "measure_drift"),
-    "groups": ("Audit", "audit"),
-    "outliers": ("Scan", "scan", "screen"),
-    "trec": ("read_qrels", "read_run", "truth_of_qrels", "write_qrels", "write_run"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _LATER.items():
-        if name in names:
-            return getattr(import_module(f"nnnorm.evaluation.{module}"), name)
-    raise AttributeError(f"module 'nnnorm.evaluation' has no attribute {name!r}")
