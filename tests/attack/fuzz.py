@@ -505,7 +505,7 @@ def _leftovers(attack, before, after, good):
     """Files that appeared without being asked for, and inputs that were changed."""
     engines = [word for word in attack.arguments if _is_url(word)]
     opened = [word.partition(":")[2].partition("?")[0] for word in engines]
-    opened = [place if place.strip("/") else "" for place in opened]  # "" is this folder
+    opened = [place.rstrip("/") for place in opened]  # "" is this folder
     wrong = []
     for name, content in after.items():
         top = name.split("/")[0]
