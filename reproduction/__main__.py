@@ -12,7 +12,7 @@ from typing import Any
 from nnnorm import NNNormError
 from nnnorm.datasets import save_pairs
 from nnnorm.errors import MissingExtraError
-from nnnorm.files import check_writable, make_folder
+from nnnorm.files import check_writable, make_folder, write_whole
 from nnnorm.report import Table, plots
 from reproduction.encode import check_sources, encode_needed, find_needed, read_sources
 from reproduction.figures import Figures, find_figures
@@ -184,10 +184,10 @@ class Report:
     def deliver(self, given: argparse.Namespace) -> None:
         """Write Markdown, LaTeX and plots if requested, then print tables or JSON."""
         if given.markdown is not None:
-            text = "\n\n".join(table.to_markdown() for table in self.tables)
-            given.markdown.write_text(f"{text}\n", encoding="utf-8")
+            text = "\n\n".join(table.to_markdown() for table in self.tables) + "\n"
+            write_whole(given.markdown, lambda file: file.write(text.encode()))
         if given.latex is not None:
-            given.latex.write_text(make_latex(self.tables), encoding="utf-8")
+            write_whole(given.latex, lambda file: file.write(make_latex(self.tables).encode()))
         if given.plots is not None:
             make_folder(given.plots)
             for name, draw in self._figures.items():

@@ -48,7 +48,7 @@ class Albef(CheckpointEncoder):
         n_words, text_width = self._state[_WORDS].shape
         words = tokenizers.models.WordPiece.read_file(str(vocabulary))
         self._pieces = tokenizers.BertWordPieceTokenizer(words, lowercase=True)
-        self._check_words(len(words), n_words)
+        self._check_words(len(words), n_words, has_spare_rows=False)
         _, n_places, width = self._state["visual_encoder.pos_embed"].shape
         self._n_blocks = self._count_layers(r"visual_encoder\.blocks\.(\d+)\.", width)
         n_layers = self._count_layers(r"text_encoder\.encoder\.layer\.(\d+)\.", 0)

@@ -78,8 +78,8 @@ class CheckpointEncoder(Encoder):
         """Read the sizes and the vocabulary; return the size of images, and how texts are read."""
         raise NotImplementedError
 
-    def _check_words(self, n_ids: int, n_rows: int) -> None:
-        if n_ids > n_rows:
+    def _check_words(self, n_ids: int, n_rows: int, *, has_spare_rows: bool) -> None:
+        if n_ids > n_rows or (n_ids < n_rows and not has_spare_rows):
             raise NNNormError(
                 f"{self.vocabulary} has {n_ids} words, and the checkpoint {self.name} {n_rows}; it "
                 "belongs to another model"

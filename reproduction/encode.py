@@ -75,23 +75,14 @@ def find_needed(folder: EmbeddingFolder, tables: Sequence[PaperTable], shorts: s
             part = folder.part(dataset, about[1]) if about else folder.whole(dataset)
             for side, rows in zip(SIDES, part[:2], strict=True):
                 needed.setdefault((model, dataset, side), []).append(rows)
-    left = {
-        place: _select_missing(folder, *place, np.unique(np.concatenate(rows)))
-        for place, rows in needed.items()
-    }
+    left: Needed = {}
+    for place, parts in needed.items():
+        rows, path = np.unique(np.concatenate(parts)), folder.find(*place)
+        if path is None:
+            left[place] = rows
+        elif path.with_suffix(".json").exists():  # others were made elsewhere, and are whole
+            left[place] = find_missing(np.load(path, mmap_mode="r"), rows)
     return {place: rows for place, rows in left.items() if len(rows)}
-
-
-def _select_missing(
-    folder: EmbeddingFolder, model: str, dataset: str, side: str, rows: IntArray
-) -> IntArray:
-    """Select the rows that are not there."""
-    path = folder.find(model, dataset, side)
-    if path is None:
-        return rows
-    if not path.with_suffix(".json").exists():  # made elsewhere, and whole
-        return rows[:0]
-    return find_missing(np.load(path, mmap_mode="r"), rows)
 
 
 def check_sources(folder: EmbeddingFolder, needed: Needed, sources: Mapping[str, str]) -> None:

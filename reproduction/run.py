@@ -210,18 +210,10 @@ class Runner:
     @cache
     def _audit(self, there: Experiment) -> evaluation.Audit:
         about: Groups = self._material(there, "groups")
-        return nnnorm.audit(
-            about.queries,
-            about.gallery,
-            self._fit(there, about.gallery),
-            groups=about.groups,
-            ks=(6, 10),
-            difference=about.difference,
-            target="equal",
-            labels=about.labels,
-            query_labels=about.asked,
-            seed=self._seed,
-        )
+        known: Any = {"groups": about.groups, "labels": about.labels, "query_labels": about.asked}
+        known |= {"difference": about.difference, "target": "equal", "ks": (6, 10)}
+        bias = self._fit(there, about.gallery)
+        return nnnorm.audit(about.queries, about.gallery, bias, **known, seed=self._seed)
 
     def _evaluate(self, there: Experiment) -> evaluation.Evaluation:
         there = there.without_correction() if there.method == "none" else there
@@ -273,19 +265,11 @@ class Runner:
         ks = [k for k in PAPER_GRID["reference_k"] if k <= len(bank)]
         grids = {"nnn": {**PAPER_GRID, "reference_k": ks}} if there.method == "nnn" else None
         queries, gallery, truth = self._task(there, "validation")
+        known: Any = {"queries": queries, "truth": truth, "gallery_references": second}
+        how: Any = {"methods": (there.method,), "grids": grids}
         # Some of the paper's tables use a bank of another source on purpose.
         with quiet(".* do not look like the queries"):
-            return nnnorm.tune(
-                gallery,
-                bank,
-                queries=queries,
-                truth=truth,
-                methods=(there.method,),
-                gallery_references=second,
-                duplicates="keep",
-                grids=grids,
-                seed=self._seed,
-            )
+            return nnnorm.tune(gallery, bank, **known, **how, duplicates="keep", seed=self._seed)
 
     def _timed(self, there: Experiment) -> Timed:
         return self._time(replace(there, metric=""))

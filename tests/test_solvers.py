@@ -124,6 +124,19 @@ def test_progress_ends_with_everything_done(problem, seconds):
     assert steps[-1] == (900 * 17_000, 900 * 17_000)  # the sample is known
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_long_exact_work_shows_its_progress_on_a_terminal_only(
+    problem, monkeypatch, capsys, is_terminal
+):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with pytest.warns(NNNormWarning, match="exact means will take"):
+        auto(problem)
+    assert ("Exact means" in capsys.readouterr().err) == is_terminal
+    auto(problem, seconds=0.01)
+    assert capsys.readouterr().err == ""
+
+
 # --- what a bias reports -------------------------------------------------------------------------
 
 

@@ -75,11 +75,14 @@ def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], 
             parts, ids = [*parts, part], ids + own
         else:
             parts.append(_read_array(file, name))
-    if not ids:
+    has_list = files[-1].name == IDS_FILE
+    if not ids and not has_list:
         return parts, name, None
     try:
         return parts, name, check_names(ids, sum(map(len, parts)), "ids", name)
     except NNNormError as error:
+        if has_list or any(str(one).endswith("\0") for one in ids):  # no column of other things
+            raise NNNormError(f"{error}; correct {files[-1].name}, or remove its ids") from None
         warn(f"{error}; they are left out, and rows go by their numbers unless you pass ids")
         return parts, name, None
 
@@ -309,7 +312,8 @@ def _read_parquet(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any
             whole = np.empty((n_rows, rows.shape[1]), dtype=rows.dtype)
         whole[start : start + len(rows)] = rows
         start += len(rows)
-        ids += others[_IDS].tolist() if others else []
+        for found in others.values():  # `tolist` makes whole numbers of dates
+            ids += list(found) if found.dtype.kind == "M" else found.tolist()
     whole.flags.writeable = False
     return whole, ids
 

@@ -18,17 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import embeddings
 from nnnorm.dedup import NEAR_COPY, UniqueRows, describe_unique
-from nnnorm.embeddings import (
-    Embeddings,
-    IntArray,
-    Source,
-    check_like_norms,
-    check_norms,
-    check_rows,
-    measure_rows,
-    open_embeddings,
-)
+from nnnorm.embeddings import Embeddings, IntArray, Source, open_embeddings
 from nnnorm.errors import NNNormError, check_count, warn
 from nnnorm.files import Progress, load_record, save_record
 from nnnorm.tables import TABLE_SUFFIXES, LogPart, is_log, read_counts, read_log, read_times
@@ -307,8 +299,8 @@ class Bank:
                     f"{name} has dim {dim}, but the bank has {own}; were they encoded by "
                     "different models?"
                 )
-            norms = measure_rows(rows)
-            check_rows(norms, rows.__getitem__, name, start)
+            norms = embeddings.measure_rows(rows)
+            embeddings.check_rows(norms, rows.__getitem__, name, start)
             unique = unique or UniqueRows(kept.rows)
             slots, new = unique.add(rows)
             more = _Kept(rows[:0], norms[new], np.zeros_like(new), when[new])
@@ -323,10 +315,10 @@ class Bank:
             if progress is not None:
                 progress(start + len(rows), n_rows or start + len(rows))
         if n_rows is None and not normalize:
-            check_norms(name, low, high, warn_of_norms=normalize is None)
+            embeddings.check_norms(name, low, high, warn_of_norms=normalize is None)
         if len(self) and not self.normalized:
             known = float(self._kept.norms.min()), float(self._kept.norms.max())
-            check_like_norms(name, (low, high), known, "rows of the bank")
+            embeddings.check_like_norms(name, (low, high), known, "rows of the bank")
         self._kept, self._opened = self._sample(kept, most), None
         self.n_seen += n_seen
         if latest > datetime.now(UTC).timestamp() + _A_DAY:

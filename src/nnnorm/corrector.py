@@ -241,16 +241,10 @@ class Corrector:
         if second is not None:
             second = _keep(second, "gallery_references", items.normalized)
         labeled = open_groups(groups, len(items), between)
-        statistics = Statistics(
-            items,
-            replace(used, embeddings=bank, fingerprint=bank.fingerprint),
-            second,
-            groups=labeled,
-            solver=solver,
-            quality=quality,
-            memory_budget=memory_budget,
-            progress=progress,
-        )
+        options: dict[str, Any] = {"groups": labeled, "solver": solver, "quality": quality}
+        options |= {"memory_budget": memory_budget, "progress": progress}
+        kept = replace(used, embeddings=bank, fingerprint=bank.fingerprint)
+        statistics = Statistics(items, kept, second, **options)
         resolved, chosen = method.resolve(statistics)
         bias = resolved.make_bias(statistics, chosen | about)
         warn_of_mismatch(bias)
@@ -332,21 +326,12 @@ class Corrector:
         # A bank that is normalized suits unit rows too, which False would reject.
         normalize = True if self.normalize else None if self.unit else False
         past = open_references(references, normalize=normalize)
-        new = Corrector.fit(
-            items,
-            past,
-            self.asked,
-            groups=groups,
-            between=self.bias.params.get("between", 1.0),
-            recent=recent,
-            gallery_references=(
-                self.bank_of_items if gallery_references is None else gallery_references
-            ),
-            # A bank has no copies to keep.
-            duplicates=duplicates or ("drop" if past.counts is not None else self.duplicates),
-            normalize=normalize,
-            **options,
-        )
+        second = self.bank_of_items if gallery_references is None else gallery_references
+        kept: dict[str, Any] = {"recent": recent, "groups": groups, "gallery_references": second}
+        kept |= {"between": self.bias.params.get("between", 1.0), "normalize": normalize}
+        # A bank has no copies to keep.
+        kept["duplicates"] = duplicates or (self.duplicates if past.counts is None else "drop")
+        new = Corrector.fit(items, past, self.asked, **kept, **options)
         asked = new.bank if recent is None else new.open(recent, "recent")
         return replace(new, refit_report=_report(old, new.bias, items, asked))
 

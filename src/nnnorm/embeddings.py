@@ -127,6 +127,11 @@ class StoredMatrix:
         for start in range(0, len(self), step):
             yield start, self.rows(start, min(start + step, len(self)))
 
+    def column_means(self) -> npt.NDArray[np.float64]:
+        """Compute the mean of every column, in one read."""
+        total = sum(block.sum(axis=0, dtype=np.float64) for _, block in self.blocks())
+        return np.asarray(total / len(self))
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         whole = self.rows(0, len(self))
         if dtype is not None and np.dtype(dtype) != whole.dtype:
@@ -227,10 +232,7 @@ class Embeddings(StoredMatrix):
         means = self.measured.means
         if means is not None and (self.divisors is None or self.divisors is self.measured.norms):
             return means[self.normalized]
-        total = np.zeros(self.dim)
-        for _, block in self.blocks():
-            total += block.sum(axis=0, dtype=np.float64)
-        return np.asarray(total / len(self), dtype=np.float32)
+        return self.column_means().astype(np.float32)
 
     def subset(self, indices: npt.NDArray[np.integer[Any]]) -> "Embeddings":
         """Return the rows at `indices`, in that order, copied, under the same name."""
@@ -522,7 +524,7 @@ def open_valid(source: Source, *, name: str, normalize: bool | None = None) -> V
         is_valid = (norms > 0) & (norms < np.inf)
         if is_valid.all() or not is_valid.any():
             raise
-    words = {True: "it is all zeros", False: "it has entries that are not finite"}
+    words = {True: "it is all zeros", False: "it has entries that are not finite or too large"}
     faults = {int(row): words[bool(norms[row] == 0)] for row in np.flatnonzero(~is_valid)}
     # The rows between two broken ones are a view, so that nothing is copied.
     valid = []

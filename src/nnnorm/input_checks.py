@@ -18,12 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.dedup import NEAR_COPY, as_units, hash_rows
-from nnnorm.embeddings import Embeddings, FloatArray, check_same_dim
+from nnnorm.embeddings import Embeddings, FloatArray, IntArray, check_same_dim
 from nnnorm.errors import NNNormError, warn
-from nnnorm.scoring import one_blas_thread
+from nnnorm.scoring import draw_rows, one_blas_thread
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
-Ints: TypeAlias = npt.NDArray[np.int64]
 
 # Above this z, past queries are mismatched: with 64 recent queries, all mismatched banks of
 # `benchmarks/mismatch.py` are above it and no others.
@@ -70,10 +69,7 @@ def check_inputs(
 ) -> None:
     """Reject references that are gallery rows; warn of other items and of repeated items."""
     n_read = min(len(gallery), _MOST_READ)
-    places = np.arange(len(gallery))
-    if n_read < len(gallery):
-        places = np.random.default_rng(0).choice(len(gallery), n_read, replace=False)
-    rows = gallery.take(np.sort(places))
+    rows = gallery.take(draw_rows(len(gallery), _MOST_READ))
     n_different = len(np.unique(hash_rows(rows)))
     # Of a row and its copy, the share n_read/len(gallery) has both in the sample.
     if (n_read - n_different) * len(gallery) > _MOST_REPEATED * n_read**2:
@@ -192,7 +188,7 @@ def warn_of_items(
     return True
 
 
-def _sample(source: Embeddings, size: int, rng: np.random.Generator) -> tuple[FloatArray, Ints]:
+def _sample(source: Embeddings, size: int, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
     """Unit rows in their order, none of them twice, and the numbers of their blocks."""
     drawn = np.sort(rng.choice(len(source), min(len(source), size), replace=False, shuffle=False))
     rows = source.take(drawn)
@@ -205,7 +201,7 @@ def _sample(source: Embeddings, size: int, rng: np.random.Generator) -> tuple[Fl
 
 
 def _above(
-    first: FloatArray, first_blocks: Ints, second: FloatArray, second_blocks: Ints
+    first: FloatArray, first_blocks: IntArray, second: FloatArray, second_blocks: IntArray
 ) -> tuple[float, float, float]:
     """How often the first is above the second, and the variances of that by either (DeLong)."""
     found = []

@@ -96,8 +96,7 @@ class Products:
 
     def mean(self) -> FloatArray:
         """Return the mean of every row, without the offset: one pass over each side."""
-        total = sum(block.sum(axis=0, dtype=np.float64) for _, block in self.columns.blocks())
-        center = np.asarray(total / self.shape[1])
+        center = self.columns.column_means()
         return np.concatenate([(block @ center).astype("f4") for _, block in self.rows.blocks()])
 
     def centered(self, center: FloatArray | None) -> "Products":
@@ -153,8 +152,7 @@ class Matrix:
     def centered(self, center: FloatArray | None) -> "Matrix":
         """Return the scores less `center`, one number per column, or less the columns' means."""
         if center is None:
-            total = sum(block.sum(axis=0, dtype=np.float64) for _, block in self.matrix.blocks())
-            center = np.asarray(total / self.shape[0], dtype=np.float32)
+            center = self.matrix.column_means().astype(np.float32)
         return Matrix(self.matrix, offset=center)
 
 
@@ -450,6 +448,13 @@ def strips_in_order(
             if stop is not None:
                 stop.set()
             pool.shutdown(cancel_futures=True)
+
+
+def draw_rows(n_rows: int, most: int, rng: np.random.Generator | None = None) -> IntArray:
+    """Draw at most so many random row numbers, in order."""
+    if n_rows <= most:
+        return np.arange(n_rows)
+    return np.sort((rng or np.random.default_rng(0)).choice(n_rows, most, replace=False))
 
 
 def count_threads() -> int:

@@ -27,7 +27,10 @@ may miss them, so three standard errors are added to the mean squared error.
 
 import itertools
 import math
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -83,12 +86,14 @@ def compute_means(
 ) -> tuple[FloatArray, dict[str, Any]]:
     """Compute m_k of every row; `sample` are rows whose means are known."""
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    n_items = scores.shape[0]
+    n_items, seconds = scores.shape[0], 0.0
     if isinstance(scores, Products) and solver != "exact":
         budget, model = memory_budget, None
         if solver == "auto" and n_items * scores.shape[1] * scores.rows.dim > _QUICK:
             sample = sample or sample_means(scores, k, memory_budget=budget)
-            model = _choose_model(scores, k, sample, budget)
+            seconds = sample.seconds * n_items / len(sample.rows)
+            if seconds > _LONG:
+                model = _choose_model(scores, k, sample, budget, seconds)
         elif solver == "approximate":
             quality = quality or choose_quality(n_items)
             if is_worth_lists(*scores.shape, k, quality):
@@ -98,22 +103,34 @@ def compute_means(
             return _torch_means(scores, k, solver, **options), {"solver": solver}
         if model is not None:
             return model.means(scores, **options)
-    if sample is None or not _LARGE_SAMPLE * n_items < len(sample.rows) < n_items:
-        return top_means(scores, k, **options), {"solver": "exact"}
-    others = np.delete(np.arange(n_items), sample.rows)
-    means = np.empty(n_items, dtype=np.float32)
-    means[sample.rows] = sample.exact
-    means[others] = top_means(scores.some_rows(others), k, **options)
-    return means, {"solver": "exact"}
+    with _shown(progress, seconds > _LONG) as options["progress"]:
+        if sample is None or not _LARGE_SAMPLE * n_items < len(sample.rows) < n_items:
+            return top_means(scores, k, **options), {"solver": "exact"}
+        others = np.delete(np.arange(n_items), sample.rows)
+        means = np.empty(n_items, dtype=np.float32)
+        means[sample.rows] = sample.exact
+        means[others] = top_means(scores.some_rows(others), k, **options)
+        return means, {"solver": "exact"}
+
+
+@contextmanager
+def _shown(progress: Progress | None, is_slow: bool) -> Iterator[Progress | None]:
+    """Show a bar for slow work on stderr if it is a terminal, unless the caller shows progress."""
+    if progress is not None or not is_slow or not sys.stderr.isatty():
+        yield progress
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Exact means", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _choose_model(
-    scores: Products, k: int, sample: Sample, memory_budget: int
+    scores: Products, k: int, sample: Sample, memory_budget: int, seconds: float
 ) -> "ListModel | None":
-    """Find the least quality with a small error that saves time, if exact means are slow."""
-    seconds = sample.seconds * scores.shape[0] / len(sample.rows)
-    if seconds <= _LONG:
-        return None
+    """Find the least quality with a small error that saves time, given the time of exact means."""
     n_scores = scores.shape[0] * scores.shape[1]
     quality, least_error, spent = choose_quality(scores.shape[0]), math.inf, 0.0
     while is_worth_lists(*scores.shape, k, quality):

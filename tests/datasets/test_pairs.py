@@ -55,6 +55,13 @@ def test_what_is_saved_comes_back_and_the_lists_go_line_by_line(pairs, tmp_path)
     assert captions.read_text().splitlines() == list(pairs.captions)
 
 
+def test_where_one_file_can_t_be_written_none_is(pairs, tmp_path):
+    (tmp_path / "four-captions.txt").mkdir()
+    with pytest.raises(NNNormError, match="it is a folder"):
+        save_pairs(pairs, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["four-captions.txt"]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

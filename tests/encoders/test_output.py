@@ -92,9 +92,11 @@ def test_rows_keep_the_ids_that_were_given(tmp_path):
     assert encode_to_folder(Letters(), "texts", TEXTS, tmp_path, ids=names).n_resumed == len(TEXTS)
     with pytest.raises(NNNormError, match="made with other ids"):
         encode_to_folder(Letters(), "texts", TEXTS, tmp_path, ids=names[::-1])
-    (done.folder / "ids.txt").write_text("only one\n")
-    with pytest.warns(nnnorm.NNNormWarning, match=r"ids must be .* got shape \(1,\)"):
-        nnnorm.open_embeddings(done.folder)
+    for text, n_ids in (("only one\n", 1), ("", 0)):
+        (done.folder / "ids.txt").write_text(text)
+        words = rf"ids must be .* got shape \({n_ids},.*correct ids.txt"
+        with pytest.raises(NNNormError, match=words):
+            nnnorm.open_embeddings(done.folder)
 
 
 def test_a_changed_picture_under_the_same_name_is_noticed(tmp_path):

@@ -238,3 +238,13 @@ def test_a_handful_of_changes_is_no_gain_yet(hubs, change, n_better):
     assert (found.n_needed is None) == (n_better == 8)
     if n_better < 8:
         assert found.verdict != "correct"
+
+
+def test_mismatched_past_queries_are_named_in_the_verdict_even_if_they_change_nothing(hubs):
+    rng = np.random.default_rng(0)
+    away = -made._unit(hubs.gallery.mean(axis=0, keepdims=True))
+    others = made._unit(away + 0.3 * rng.normal(size=(300, 24)))
+    with pytest.warns(NNNormWarning, match="do not look like the queries"):
+        found = check(hubs.gallery, others, queries=hubs.queries, normalize=True)
+    assert (found.expectation, found.verdict) == ("little", "try")
+    assert "not with these past queries" in str(found)

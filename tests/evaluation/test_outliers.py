@@ -139,6 +139,13 @@ def test_a_corrector_takes_the_place_of_the_references(shapes, corrector, hub):
 # --- broken rows ---
 
 
+def test_a_row_that_is_too_large_is_not_said_to_be_infinite(shapes, bank):
+    rows = shapes.gallery[:200].copy()
+    rows[3] = 1e30
+    (first, *_) = nnnorm.scan(rows, bank).outliers
+    assert (first.item, first.reasons) == (3, ("it has entries that are not finite or too large",))
+
+
 @pytest.mark.slow
 def test_broken_rows_are_reported_and_the_others_judged(shapes, bank, hub):
     rows = shapes.gallery.copy()
@@ -147,7 +154,7 @@ def test_broken_rows_are_reported_and_the_others_judged(shapes, bank, hub):
     assert found.to_remove == [3, 5, 8, 9, 1000]
     reasons = [outlier.reasons[0] for outlier in found.outliers[:4]]
     assert reasons[0] == "it is all zeros"
-    assert reasons[1] == "it has entries that are not finite"
+    assert reasons[1] == "it has entries that are not finite or too large"
     assert reasons[2] == "all its entries are equal"
     assert reasons[3] == "its norm is 3, others have unit norms"
     assert np.isinf(found.scores[[3, 5, 8, 9]]).all()

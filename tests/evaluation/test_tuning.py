@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnnorm import NNN, NNNormError
+from nnnorm import NNN, NNNormError, open_embeddings
+from nnnorm.dedup import drop_copies
 from nnnorm.embeddings import open_matrix
 from nnnorm.evaluation import tuning as tune_module
-from nnnorm.evaluation.metrics import evaluate
+from nnnorm.evaluation.metrics import evaluate, open_truth
 from nnnorm.evaluation.results import interval_of_difference
 from nnnorm.evaluation.sweep import Setting
 from nnnorm.evaluation.tuning import tune
@@ -158,7 +159,7 @@ def naive_choice(cells, hits, clusters, usual):
     for method in dict.fromkeys(method for method, _ in cells if method != "none"):
         rows = [row for row, cell in enumerate(cells) if cell[0] in ("none", method)]
         best = max(rows[1:], key=lambda row: (hits[row].mean(), -row))
-        if hits[0].mean() > hits[best].mean():
+        if hits[0].mean() >= hits[best].mean():
             choices.append(0)
             continue
         near = []
@@ -225,21 +226,35 @@ def test_the_rule_is_the_naive_rule_on_any_hits(data):
 @OWN_ROWS
 def test_of_equally_good_cells_of_nnn_the_rule_takes_the_nearest_to_the_automatic_one():
     # All settings answer all queries: distances decide.
+    items, past = open_embeddings(np.eye(8)), open_embeddings(np.tile(np.eye(8), (8, 1)))
+    truth = open_truth(np.arange(8), n_queries=8, n_gallery=8)
+
+    def choose(grids=None):
+        used = drop_copies(past, "keep")
+        trial = tune_module.Trial(["nnn"], items, used, None, items, truth, grids=grids)
+        trial.hits[0] = 0  # no correction would win the tie
+        return trial.settings[trial.choose("one-standard-error")].params
+
+    # All items have the same bias, so the automatic weight is 0, which is no cell of its own.
+    assert NNN().fit(items, past, **KEPT).params["reference_k"] == 24
+    assert choose() == {"reference_k": 32, "alpha": 0.0625, "center": True}
+    grid = {"reference_k": [1, 8, 64], "alpha": [0.35, 0.725, 2.0]}
+    assert choose({"nnn": grid}) == {"reference_k": 64, "alpha": 0.35}
+    # One doubling is as far as 0.125 of α.
+    two = [{"reference_k": [24], "alpha": [0.3]}, {"reference_k": [48], "alpha": [0.125]}]
+    assert choose({"nnn": two}) == {"reference_k": 48, "alpha": 0.125}
+
+
+@pytest.mark.parametrize("select", ["one-standard-error", "max"])
+@OWN_ROWS
+def test_no_correction_wins_a_tie_with_all_settings(select):
     problem = SimpleNamespace(
         gallery=np.eye(8), references=np.tile(np.eye(8), (8, 1)), queries=np.eye(8), bank=None,
         lists=[[item] for item in range(8)],
     )  # fmt: skip
-    tuning = run(problem, duplicates="keep")
-    # All items have the same bias, so the automatic weight is 0, which is no cell of its own.
-    assert NNN().fit(np.eye(8), problem.references, **KEPT).params["reference_k"] == 24
-    assert tuning.best.params == {"reference_k": 32, "alpha": 0.0625, "center": True}
-    grid = {"reference_k": [1, 8, 64], "alpha": [0.35, 0.725, 2.0]}
-    best = run(problem, grids={"nnn": grid}, duplicates="keep").best
-    assert best.params == {"reference_k": 64, "alpha": 0.35}
-    # One doubling is as far as 0.125 of α.
-    two = [{"reference_k": [24], "alpha": [0.3]}, {"reference_k": [48], "alpha": [0.125]}]
-    best = run(problem, grids={"nnn": two}, duplicates="keep").best
-    assert best.params == {"reference_k": 48, "alpha": 0.125}
+    tuning = run(problem, select=select, duplicates="keep")
+    assert {cell.recall_at_1 for cell in tuning.grid} == {1}
+    assert (tuning.best.method, tuning.bias.method) == ("none", "none")
 
 
 def test_select_says_which_of_the_two_is_best_and_both_are_always_told():

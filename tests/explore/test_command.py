@@ -150,7 +150,7 @@ def test_queries_of_an_index_of_unit_rows_are_divided_by_their_norms(files, tmp_
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"captions": "asked.csv"}, "has 10 texts, but there are 40 items for --captions; --query"),
+        ({"captions": "asked.csv"}, "has 10 texts, but there are 40 items; --captions are"),
         ({"query_captions": "captions.txt"}, "has 40 texts, but there are 10 queries"),
         ({"metadata": "asked.csv"}, "has 10 rows, but the gallery has 40 items"),
         ({"images": "nowhere"}, "there is no folder of pictures"),

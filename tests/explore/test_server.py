@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
@@ -15,7 +16,15 @@ from hypothesis import strategies as st
 
 from nnnorm import Bias, NNNormError, load_shapes, open_embeddings
 from nnnorm.evaluation import open_truth
-from nnnorm.explore import FolderPictures, Material, Session, listen, make_app, record
+from nnnorm.explore import (
+    FolderPictures,
+    Material,
+    Session,
+    listen,
+    make_app,
+    make_server,
+    record,
+)
 from nnnorm.explore.pictures import Thumbnails
 from nnnorm.explore.session import result_of, start
 from nnnorm.explore.views import Views
@@ -93,6 +102,46 @@ def test_a_websocket_and_long_headers_are_rejected_over_a_real_connection(sessio
         assert read_status(connect(port, "")) == 200
         assert read_status(connect(port, *upgrade, "Sec-WebSocket-Key: AAAA", "")) == 403
         assert read_status(connect(port, f"X-Long: {'x' * 20_000}")) == 400
+
+
+def test_connections_without_a_whole_request_make_room_for_others(session, monkeypatch):
+    monkeypatch.setattr("nnnorm.explore.server._MOST_CONNECTIONS", 5)
+    with serving(session) as port:
+        half_open = [connect(port) for _ in range(20)]
+        assert read_status(connect(port, "")) == 200
+        assert half_open[0].recv(100) == b""
+        for opened in half_open:
+            opened.close()
+
+
+def test_a_connection_that_is_left_before_its_answer_is_forgotten(session, monkeypatch):
+    monkeypatch.setattr("nnnorm.explore.server._MOST_SECONDS", 0.05)
+    seen, may_answer = threading.Event(), threading.Event()
+
+    def wait_and_answer(self):
+        seen.set()
+        may_answer.wait(60)
+        return {}
+
+    monkeypatch.setattr(Views, "about", wait_and_answer)
+    opened, server = listen(port=0), make_server(session)
+    watched = []
+    protocol = server.config.http
+    watch = protocol._watch
+    monkeypatch.setattr(protocol, "_watch", lambda self: (watched.append(self), watch(self))[1])
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
+    thread.start()
+    with socket.create_connection(opened.getsockname(), timeout=60) as asking:
+        host = "Host: 127.0.0.1"
+        asking.sendall(f"GET /api/about HTTP/1.1\r\n{host}\r\n\r\n".encode())
+        assert seen.wait(60)
+    may_answer.set()
+    time.sleep(0.5)
+    n_watched = len(watched)
+    time.sleep(0.5)
+    server.should_exit = True
+    thread.join()
+    assert n_watched == len(watched)
 
 
 def test_a_connection_without_a_whole_request_is_closed_after_a_while(session, monkeypatch):

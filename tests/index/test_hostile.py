@@ -44,7 +44,18 @@ NAMES = [
 KEYS = [
     *NAMES,
     *("id", "embedding", "bias", "metadata", "key", "norm", "vector", "rowid", "oid", "score"),
-    *("xmin", "ctid", "tableoid", "_rowid", "_distance", "distance", "$meta", "count(*)", "pk"),
+    *(
+        "xmin",
+        "ctid",
+        "tableoid",
+        "_rowid",
+        "_distance",
+        "distance",
+        "k",
+        "$meta",
+        "count(*)",
+        "pk",
+    ),
     *("select", "Select", "order", "year", "YEAR", "chroma:document", "#document", "$and", "a.b"),
 ]
 text = st.one_of(st.sampled_from(NAMES), st.text(max_size=8), st.text("\0a\ud800'\\", max_size=4))

@@ -1,5 +1,6 @@
 """URLs: invalid ones are rejected early, and no message shows a password."""
 
+import os
 import socket
 import traceback
 from pathlib import Path
@@ -103,3 +104,15 @@ def test_the_page_of_an_engine_explains_every_option(scheme):
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     known = {option for row in rows for option in row.replace("`", "").replace(" ", "").split(",")}
     assert OPTIONS[scheme] <= known
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="Linux lists open files")
+def test_a_file_that_is_no_database_is_closed_again(tmp_path):
+    pytest.importorskip("sqlite_vec")
+    path = tmp_path / "notes.db"
+    path.write_text("no database\n" * 100)
+    with pytest.raises(nnnorm.NNNormError, match="not a database") as caught:
+        open_index(f"sqlite:{path}?table=photos")
+    listed = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    opened = [os.readlink(link) for link in listed if os.path.islink(link)]
+    assert str(path) not in opened, caught.value

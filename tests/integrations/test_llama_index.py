@@ -114,6 +114,13 @@ def test_a_pipeline_embeds_again_what_it_cached_with_another_corrector(case):
     assert before != after == other.transform_items(embed_all(["text 1"]))[0].tolist()
 
 
+def test_a_weight_that_is_set_later_is_used(case):
+    corrected = CorrectedEmbedding(Model(), case.corrector)
+    corrected.weight = 0.25
+    expected = case.corrector.transform_queries(embed_all(["text"]), weight=0.25)[0].tolist()
+    assert corrected.get_query_embedding("text") == expected
+
+
 def test_a_pickled_copy_gives_the_same_vectors(case):
     corrected = CorrectedEmbedding(Model(), case.corrector, weight=0.5)
     copy = pickle.loads(pickle.dumps(corrected))

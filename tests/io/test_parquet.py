@@ -110,15 +110,21 @@ def test_ids_of_shards_are_joined(pa, pq, path):
         ["a", None],
         [0.5, 1.5],
         [True, False],
-        ["a", "b\0"],
+        np.arange(2).astype("datetime64[ns]"),
         np.array([1, 2**63], dtype=np.uint64),
     ],
-    ids=["a gap", "a gap among strings", "floats", "booleans", "NUL", "uint64"],
+    ids=["a gap", "a gap among strings", "floats", "booleans", "dates", "uint64"],
 )
 def test_a_column_id_that_can_t_be_used_is_left_out_with_a_warning(pa, pq, path, ids):
     save_ids(pa, path, ids)
     with pytest.warns(NNNormWarning, match="ids must be one whole number or string .* left out"):
         assert open_embeddings(path).ids is None
+
+
+def test_an_id_that_numpy_would_cut_is_rejected(pa, pq, path):
+    save_ids(pa, path, ["a", "b\0"])
+    with pytest.raises(NNNormError, match="ends with a NUL character, which numpy drops; correct"):
+        open_embeddings(path)
 
 
 @pytest.mark.parametrize("columns", [{"id": [1]}, {}])

@@ -52,7 +52,7 @@ def test_a_gain_has_its_interval_and_zero_is_said_if_it_is_included(found):
     assert said(sure).startswith("Verdict use NNN(reference_k=")
     unsure = with_gains(found, DOUBT, recommended="automatic", verdict="try")
     assert "Gain in R@1: +0.10 [−2.00, 2.20, includes 0] points" in said(unsure)
-    assert "next to the search as it is; no gain is shown yet." in said(unsure)
+    assert "in an A/B test; no gain is shown yet." in said(unsure)
     few = replace(unsure, n_needed=2196)
     assert "Too few labels: to tell 1 point from 0 takes about 2,200 queries" in said(few)
 

@@ -124,6 +124,14 @@ def test_the_vocabulary_must_be_there_and_belong_to_the_checkpoint(changed, tmp_
         load(path)
 
 
+def test_a_shorter_vocabulary_of_bert_is_rejected(changed, tmp_path):
+    path, vocabulary = changed("albef"), tmp_path / "vocab.txt"
+    *words, _ = vocabulary.read_text().splitlines(keepends=True)
+    vocabulary.write_text("".join(words))
+    with pytest.raises(NNNormError, match=r"and the checkpoint .*; it belongs to another model"):
+        load(path)
+
+
 @pytest.mark.parametrize("kind", ["albef", "blip"])
 def test_a_text_of_punctuation_alone_is_encoded_and_does_not_abort_the_work(tiny_encoder, kind):
     rows = tiny_encoder(kind).encode_texts(["a star", "... !"])

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -52,6 +53,18 @@ def test_without_a_table_all_are_listed_with_what_they_need(root):
     assert there["gender"] == ("CLIP on visogender, coco", "2 of 2")
     assert there["cross-attention"] == ("BLIP ITM's scores on coco", "1 of 1")
     assert "k-sweep-image" in reproduce().stdout
+
+
+def test_files_are_replaced_as_a_whole(tmp_path):
+    asked = []
+    for name in ("markdown", "latex"):
+        (tmp_path / name).write_text("before")
+        os.link(tmp_path / name, tmp_path / f"{name} as it was")
+        asked += [f"--{name}", tmp_path / name]
+    assert reproduce(*asked).code == 0
+    for name in ("markdown", "latex"):
+        assert "k-sweep-image" in (tmp_path / name).read_text()
+        assert (tmp_path / f"{name} as it was").read_text() == "before"
 
 
 def test_a_table_is_measured_beside_the_paper_in_every_form(root, tmp_path):

@@ -87,11 +87,7 @@ def _run(encoder: Encoder, part: _Part, batch_size: int) -> dict[str, Any]:
     options: dict[str, Any] = {"ids": part.ids, "batch_size": batch_size}
     with show_progress(f"Encoding {n_items:,} {part.modality}", left) as options["progress"]:
         done = encoders.encode_to_folder(encoder, part.modality, part.items, part.folder, **options)
-    if n_cut := done.about.get("n_texts_cut"):
-        warn(
-            f"{n_cut} of {n_items} texts are longer than the {encoder.context} tokens that "
-            f"{encoder.name} reads; they were cut"
-        )
+    encoder.warn_of_cut(done.about.get("n_texts_cut", 0), n_items)
     return {"folder": str(done.folder), "n_resumed": done.n_resumed, **done.about}
 
 

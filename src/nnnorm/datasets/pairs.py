@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.files import write_whole
+from nnnorm.files import check_writable, write_whole
 from nnnorm.tables import read_json
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -121,6 +121,8 @@ def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]
             f"{pairs.name} has a name or caption that is not text ({quoted!r}); rename or remove it"
         ) from error
     truth = Path(folder) / f"{pairs.name}-truth.npy"
+    for path in (*contents, truth):
+        check_writable(path)  # all of them before writing the first
     write_whole(truth, lambda file: np.save(file, pairs.image_of, allow_pickle=False))
     for path, content in reversed(contents.items()):  # the JSON last: then all others exist
         write_whole(path, lambda file, content=content: file.write(content))  # type: ignore[misc]

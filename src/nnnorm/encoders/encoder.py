@@ -8,7 +8,6 @@ libsndfile release the GIL, so they use all cores. Rows are in the order of the 
 import hashlib
 import logging
 import os
-import warnings
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ import numpy.typing as npt
 
 from nnnorm.embeddings import FloatArray
 from nnnorm.encoders.inputs import decode_image, quiet_pillow, read_sound
-from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.errors import NNNormError, first_line, require, warn
 
 Modality: TypeAlias = Literal["images", "texts", "audio"]
 Library: TypeAlias = Literal["transformers", "sentence-transformers", "open-clip"]
@@ -54,12 +53,7 @@ class Encoder:
         """Encode texts as unit rows ``(n_texts, dim)``; longer texts are cut at the context."""
         self.check_modality("texts")
         check_texts(texts)
-        if n_cut := self.count_cut(texts):
-            warnings.warn(
-                f"{n_cut} of {len(texts)} texts are longer than the {self.context} tokens that "
-                f"{self.name} reads and were cut",
-                stacklevel=2,
-            )
+        self.warn_of_cut(self.count_cut(texts), len(texts))
         return self._encode("texts", texts, batch_size)
 
     def encode_audio(self, sounds: Sequence[Any], *, batch_size: int = 32) -> FloatArray:
@@ -133,6 +127,12 @@ class Encoder:
         if self.context is None:
             return 0
         return sum(length > self.context for length in self.token_counts(texts))
+
+    def warn_of_cut(self, n_cut: int, n_texts: int) -> None:
+        """Warn if some texts were cut."""
+        if n_cut:
+            words = f"texts are longer than the {self.context} tokens that {self.name} reads"
+            warn(f"{n_cut} of {n_texts} {words}; they were cut")
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of every text before cutting, with special tokens."""
@@ -291,6 +291,12 @@ def check_vocabulary(tokenizer: Any, model: str) -> None:
             f"the tokenizer of model {model} knows no words: its files (tokenizer.json, or a "
             "vocabulary) are missing; is the folder complete?"
         )
+
+
+def count_tokens(tokenizer: Any, texts: list[str]) -> list[int]:
+    """Return the number of tokens of every text, none of them cut."""
+    found = tokenizer(texts, truncation=False, verbose=False)["input_ids"] if texts else []
+    return [len(ids) for ids in found]
 
 
 def hash_weights(model: str) -> str | None:

@@ -15,7 +15,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import Dtype, Encoder, check_vocabulary, hash_weights, to_numpy
+from nnnorm.encoders.encoder import (
+    Dtype,
+    Encoder,
+    check_vocabulary,
+    count_tokens,
+    hash_weights,
+    to_numpy,
+)
 from nnnorm.errors import NNNormError, require
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -62,6 +69,7 @@ class HuggingFace(Encoder):
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(model, **options)
         check_vocabulary(self._tokenizer, model)
         self._is_siglip, self._cleans = self._type.startswith("siglip"), self._type == "blip"
+        self._padding = "max_length" if self._is_siglip else "longest"
         # SigLIP 2 needs lower case, and some of its tokenizers do not do it.
         asked = bool(self._tokenizer.init_kwargs.get("do_lower_case", False))
         self._lowers = self._type == "siglip2" or (self._type == "siglip" and asked)
@@ -73,7 +81,10 @@ class HuggingFace(Encoder):
             preprocessing = json.loads(self._processor.to_json_string())
         else:
             preprocessing = self._load_sounds(options)
-        self.context = self._find_context()
+        text = config.text_config
+        shift = text.pad_token_id + 1 if self._type in _SHIFTED else 0
+        longest = [self._tokenizer.model_max_length, text.max_position_embeddings - shift]
+        self.context = int(min(*longest, _BLIP_TOKENS) if self._cleans else min(longest))
         self.dim = self.embed_texts(["a"]).shape[1]
         texts = {"tokenizer": type(self._tokenizer).__name__, "max_length": self.context}
         texts |= {"padding": self._padding, "lower_case": self._lowers or self._cleans}
@@ -89,10 +100,7 @@ class HuggingFace(Encoder):
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of every text before cutting, with special tokens."""
-        if not texts:
-            return []
-        found = self._tokenizer(self._written(texts, None), truncation=False, verbose=False)
-        return [len(ids) for ids in found["input_ids"]]
+        return count_tokens(self._tokenizer, self._written(texts, None))
 
     def count_cut(self, texts: Sequence[str]) -> int:
         """Count the texts with more tokens than the context, or too many words for BLIP."""
@@ -124,13 +132,8 @@ class HuggingFace(Encoder):
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Return token ids (and mask) on the device."""
-        found = self._tokenizer(
-            self._written(texts),
-            padding=self._padding,
-            truncation=True,
-            max_length=self.context,
-            return_tensors="pt",
-        )
+        cut = {"padding": self._padding, "truncation": True, "max_length": self.context}
+        found = self._tokenizer(self._written(texts), **cut, return_tensors="pt")
         # SigLIP was trained without a mask; BLIP's text tower takes no token types.
         names = ("input_ids",) if self._is_siglip else ("input_ids", "attention_mask")
         return {name: found[name].to(self._device) for name in names}
@@ -154,10 +157,6 @@ class HuggingFace(Encoder):
             # A tensor in version 4, an output object in version 5.
             return to_numpy(found if hasattr(found, "shape") else found.pooler_output)
 
-    @property
-    def _padding(self) -> str:
-        return "max_length" if self._is_siglip else "longest"
-
     def _written(self, texts: Sequence[str], max_words: int | None = _BLIP_WORDS) -> list[str]:
         """Texts as the tokenizer gets them."""
         if not self._cleans:
@@ -177,12 +176,6 @@ class HuggingFace(Encoder):
         self._processor, self.rate = sounds, int(sounds.sampling_rate)
         seconds = sounds.nb_max_samples / self.rate
         return f"mono, {self.rate} Hz, the first {seconds:g} s, shorter ones: {sounds.padding}"
-
-    def _find_context(self) -> int:
-        text = self._config.text_config
-        shift = text.pad_token_id + 1 if self._type in _SHIFTED else 0
-        longest = [self._tokenizer.model_max_length, text.max_position_embeddings - shift]
-        return int(min(*longest, _BLIP_TOKENS) if self._cleans else min(longest))
 
 
 def _as_arrays(found: Mapping[str, Any]) -> Arrays:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import Dtype, Encoder, check_vocabulary, hash_weights
+from nnnorm.encoders.encoder import Dtype, Encoder, check_vocabulary, count_tokens, hash_weights
 from nnnorm.errors import NNNormError, require
 from nnnorm.tables import read_json
 
@@ -56,10 +56,7 @@ class SentenceEncoder(Encoder):
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of every text before cutting, with special tokens."""
-        if not texts:
-            return []
-        found = self._tokenizer(list(texts), truncation=False, verbose=False)
-        return [len(ids) for ids in found["input_ids"]]
+        return count_tokens(self._tokenizer, list(texts))
 
     def embed_texts(self, texts: list[Any]) -> npt.NDArray[Any]:
         """Encode one batch with the library."""

@@ -29,7 +29,7 @@ from nnnorm.evaluation.results import Interval, Record
 from nnnorm.evaluation.tuning import Trial
 from nnnorm.files import Progress
 from nnnorm.methods import NNN, MethodName
-from nnnorm.methods.base import is_mismatched
+from nnnorm.methods.base import describe_mismatch, is_mismatched
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
@@ -180,7 +180,8 @@ class Check(Record):
             return "not with these past queries: replace them, or pass recent queries too."
         if self.recall_at_1 is None:
             return f"try {how}, and label some queries to see whether it helps."
-        return f"try {how} next to the search as it is; no gain is shown yet."
+        why = "no gain is shown yet" if self.within is None else "its gain may be inflated"
+        return f"try {how} in an A/B test; {why}."
 
     def _tell_groups(self, mixed: Mixed) -> str:
         sizes, items = mixed.sizes, [self.name_item(item) for item in mixed.items]
@@ -247,7 +248,8 @@ class Check(Record):
         if self.within is not None:
             text += (
                 " This may be inflated: your past queries ask for other items than these queries "
-                f"do. Among the items that these ask for, it is {_tell_gain(self.within)}."
+                f"do. Among the items that these ask for, automatic settings gain "
+                f"{_tell_gain(self.within)}."
             )
         if not self.automatic.is_sure and not gain.includes_zero:
             text += f" Only {self.automatic.n_changed} right items show it, too few to be sure."
@@ -450,8 +452,8 @@ def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bo
     """
     right = np.unique(raw.truth.items)
     some = bank.subset(np.linspace(0, len(bank) - 1, min(len(bank), _MOST_PAST)).astype(np.int64))
-    wrong = raw.top1[raw.truth.one_per_cluster]
-    wrong = wrong[~raw.truth.some_queries(raw.truth.one_per_cluster).holds(wrong)]
+    one_each = raw.truth.one_per_cluster
+    wrong = raw.top1[one_each[~raw.truth.holds(raw.top1)[one_each]]]
     if len(right) > _NEARLY_ALL * len(items) or len(wrong) < 2:
         return False
     past, by_chance = (np.isin(found, right) for found in (search(some, items, k=1).indices, wrong))
@@ -470,7 +472,7 @@ def _expect(
     elif z > input_checks.MISMATCH_WARNING_Z:
         reasons.append("they are not like the queries, which may make results worse")
     if is_mismatched(bias):
-        reasons.append("they don't resemble what this gallery is searched for")
+        reasons.append(f"they {describe_mismatch(bias)}")
     n_queries = bias.params.get("n_unique", bias.n_references or 0)
     if n_queries < input_checks.FEW_QUERIES:
         reasons.append(f"{n_queries} are too few to judge by")
@@ -499,6 +501,9 @@ def _judge(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
     elif best.gain is not None:
         verdict = "leave" if found.expectation == "little" else "try"
     if verdict == "correct" and within is not None and within.low <= 0:
+        verdict = "try"
+    # Mismatched past queries that change nothing say nothing about others.
+    if not best.is_sure and (found.z or 0) > input_checks.MISMATCH_WARNING_Z:
         verdict = "try"
     return verdict, None if verdict == "leave" else recommended
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings
-from nnnorm.scoring import Products, top_means
+from nnnorm.scoring import Products, draw_rows, top_means
 
 _N_ITEMS = 2048
 _N_REFERENCES = 4096
@@ -23,14 +23,14 @@ def find_clusters(
     items: Embeddings, references: Embeddings, reference_k: int
 ) -> tuple[npt.NDArray[np.int64], float]:
     """Assign items to two clusters; also return how far apart their mean biases are."""
-    some = _sample(items, _N_ITEMS)
+    some = items.subset(draw_rows(len(items), _N_ITEMS))
     rows = some.rows(0, len(some))
     side = _split(rows)
     nothing = np.zeros(len(items), dtype=np.int64), 0.0
     if min(side.sum(), (~side).sum()) < _FEWEST:
         return nothing
     first, second = rows[side].mean(axis=0), rows[~side].mean(axis=0)
-    asked = _sample(references, _N_REFERENCES)
+    asked = references.subset(draw_rows(len(references), _N_REFERENCES))
     means = top_means(Products(some, asked), min(reference_k, len(asked)))
     within = np.where(side, means - means[side].mean(), means - means[~side].mean())
     if within.std() == 0:
@@ -39,13 +39,6 @@ def find_clusters(
     middle = (first @ first - second @ second) / 2
     nearest = [block @ (first - second) > middle for _, block in items.blocks()]
     return np.concatenate(nearest).astype(np.int64), apart
-
-
-def _sample(rows: Embeddings, most: int) -> Embeddings:
-    if len(rows) <= most:
-        return rows
-    chosen = np.random.default_rng(0).choice(len(rows), most, replace=False)
-    return rows.subset(np.sort(chosen))
 
 
 def _split(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:

@@ -18,7 +18,7 @@ from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
 from nnnorm.evaluation.metrics import Evaluation, evaluate, open_task, open_truth, warn_of_overlap
 from nnnorm.evaluation.results import Interval, Record, binomial_half_width
-from nnnorm.evaluation.tuning import Select, Trial, check_choice, open_gallery_bank
+from nnnorm.evaluation.tuning import Select, Trial, check_choice
 from nnnorm.files import Progress
 from nnnorm.methods import NO_CORRECTION, Grid, MethodName, Statistics
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
@@ -151,7 +151,8 @@ def compare(
     ['none', 'csls']
     """
     names = check_choice(methods, select, gallery_references is not None)
-    items, asked, bank, right = open_task(gallery, queries, references, truth, normalize)
+    given = gallery, queries, references, gallery_references, truth
+    items, asked, bank, second, right = open_task(*given, normalize)
     tuned_on, tuned_in, known = asked, items, right
     if validation is not None:
         others = validation.queries, validation.gallery
@@ -162,13 +163,12 @@ def compare(
         if tuned_on.fingerprint != asked.fingerprint:
             warn_of_overlap(bank, tuned_on, role="validation queries")
     used = drop_copies(bank, duplicates, progress)
-    banks = used, open_gallery_bank(gallery_references, normalize)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    trial = Trial(names, tuned_in, *banks, tuned_on, known, grids=grids, **options)
+    trial = Trial(names, tuned_in, used, second, tuned_on, known, grids=grids, **options)
     chosen = [trial.settings[trial.choose(select, name)] for name in names]
     statistics = trial.statistics
     if tuned_in.fingerprint != items.fingerprint:
-        statistics = Statistics(items, *banks, **options)
+        statistics = Statistics(items, used, second, **options)
         statistics.prepare([setting.method for setting in chosen])
 
     def measure(bias: Bias | None) -> Evaluation:

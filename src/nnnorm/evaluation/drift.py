@@ -183,15 +183,9 @@ def _refit(
     if reference_k != "auto" and reference_k > len(used):
         method = NNN()
     second = corrector.bank_of_items if method.gallery_bank != "unused" else None
-    return method.fit(
-        items,
-        used.embeddings,
-        groups=groups,
-        between=corrector.bias.params.get("between", 1.0),
-        gallery_references=second,
-        duplicates="keep",
-        allow_gallery_rows=True,
-    )
+    given: dict[str, Any] = {"groups": groups, "gallery_references": second}
+    given["between"] = corrector.bias.params.get("between", 1.0)
+    return method.fit(items, used.embeddings, **given, duplicates="keep", allow_gallery_rows=True)
 
 
 def _mean_shift(bank: Embeddings, queries: Embeddings) -> float:

@@ -420,9 +420,12 @@ def warn_of_mismatched_bank(
 
 
 def open_task(
-    gallery: Source, queries: Source, references: Any, truth: Any, normalize: bool | None
-) -> tuple[Embeddings, Embeddings, Embeddings, Truth]:
-    """Open inputs; warn if references are queries or items, or don't match the queries."""
+    gallery: Any, queries: Any, references: Any, second: Any, truth: Any, normalize: bool | None
+) -> tuple[Embeddings, Embeddings, Embeddings, Embeddings | None, Truth]:
+    """Open inputs; warn if references are queries or items, or don't match the queries.
+
+    `second` are the gallery references, if any.
+    """
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     bank = open_references(references, normalize=normalize)
@@ -432,4 +435,6 @@ def open_task(
     warn_of_overlap(bank, asked)
     check_inputs(items, bank, allow_gallery_rows=None, compare=False)
     warn_of_mismatched_bank(bank, asked, items, right)
-    return items, asked, bank, right
+    if second is not None:
+        second = open_embeddings(second, name="gallery_references", normalize=normalize)
+    return items, asked, bank, second, right

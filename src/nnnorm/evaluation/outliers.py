@@ -36,7 +36,7 @@ from nnnorm.evaluation.results import Record
 from nnnorm.files import Progress, write_whole
 from nnnorm.methods import open_references
 from nnnorm.ranking import search
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, count_threads, strips_in_order
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, count_threads, draw_rows, strips_in_order
 from nnnorm.tables import check_ids
 
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
@@ -335,8 +335,8 @@ class Expected:
             if len(rows) < _FEWEST:
                 raise NNNormError(f"scan needs {_FEWEST} rows of {rows.name}; got {len(rows)}")
         rng = np.random.default_rng(seed)
-        items = landmarks.take(_choose(landmarks, _MOST_LANDMARKS, rng))
-        bank = references.take(_choose(references, _MOST_REFERENCES, rng))
+        items = landmarks.take(draw_rows(len(landmarks), _MOST_LANDMARKS, rng))
+        bank = references.take(draw_rows(len(references), _MOST_REFERENCES, rng))
         items = items[_first_of_copies(items)]
         topics = _find_topics(bank, rng)
         order = np.argsort(topics, kind="stable")
@@ -489,12 +489,6 @@ def _usual(values: DoubleArray) -> tuple[float, float]:
     if spread == 0:
         spread = 1.2533 * float(np.abs(values - median).mean())
     return float(median), float(spread)
-
-
-def _choose(rows: Embeddings, most: int, rng: np.random.Generator) -> IntArray:
-    if len(rows) <= most:
-        return np.arange(len(rows))
-    return np.sort(rng.choice(len(rows), most, replace=False))
 
 
 def _first_of_copies(rows: FloatArray) -> npt.NDArray[np.bool_]:

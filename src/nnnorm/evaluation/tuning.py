@@ -22,7 +22,7 @@ import numpy.typing as npt
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Popularity
 from nnnorm.dedup import Duplicates, References, drop_copies
-from nnnorm.embeddings import Embeddings, FloatArray, Source, open_embeddings
+from nnnorm.embeddings import Embeddings, FloatArray, Source
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.metrics import Evaluation, Truth, count_strip, evaluate, open_task
 from nnnorm.evaluation.results import Interval, Record, interval_of_difference, is_near, split_folds
@@ -271,14 +271,14 @@ def tune(
     (100, True)
     """
     names = check_choice(methods, select, gallery_references is not None)
-    items, asked, bank, right = open_task(gallery, queries, references, truth, normalize)
+    given = gallery, queries, references, gallery_references, truth
+    items, asked, bank, second, right = open_task(*given, normalize)
     if clicks is not None:
         names = _check_clicks(clicks, len(items), names, is_all=methods == "all")
     used = drop_copies(bank, duplicates, progress)
-    banks = used, open_gallery_bank(gallery_references, normalize)
     labeled = open_groups(groups, len(items))
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    trial = Trial(names, items, *banks, asked, right, grids=grids, groups=labeled, **options)
+    trial = Trial(names, items, used, second, asked, right, grids=grids, groups=labeled, **options)
     by_rule, by_maximum = trial.choose("one-standard-error"), trial.choose("max")
     chosen = by_rule if select == "one-standard-error" else by_maximum
     crossed = trial.cross_fit(select, seed=seed) if clicks is None else None
@@ -328,13 +328,6 @@ def check_choice(
     return [name for name in dict.fromkeys(methods) if name != NO_CORRECTION]
 
 
-def open_gallery_bank(source: Source | None, normalize: bool | None) -> Embeddings | None:
-    """Open a bank of gallery-side items, if there is one."""
-    if source is None:
-        return None
-    return open_embeddings(source, name="gallery_references", normalize=normalize)
-
-
 # --- choosing ------------------------------------------------------------------------------------
 
 
@@ -343,9 +336,8 @@ def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[
     means, choices = hits.mean(axis=1, dtype=np.float64), []
     for name in dict.fromkeys(setting.name for setting in settings[1:]):
         rows = [row for row, setting in enumerate(settings) if row and setting.name == name]
-        # On a tie with no correction, use these cells: with few queries, ties are common.
         best = max(rows, key=lambda row: (means[row], -row))
-        if means[best] < means[0]:
+        if means[best] <= means[0]:  # no correction wins ties
             choices.append(0)
         else:
             near = [row for row in rows if is_near(hits[best], hits[row], clusters)]

@@ -202,13 +202,9 @@ def open_material(
         references=past,
         truth=right,
         ids=named,
-        captions=_read_captions(captions, len(items), "items for --captions", len(asked)),
-        query_captions=_read_captions(
-            query_captions, len(asked), "queries for --query-captions", len(items)
-        ),
-        reference_captions=_read_captions(
-            reference_captions, len(past), "references for --reference-captions"
-        ),
+        captions=_read_captions(captions, "items", items, asked),
+        query_captions=_read_captions(query_captions, "queries", asked, items),
+        reference_captions=_read_captions(reference_captions, "references", past),
         metadata=columns,
         pictures=_open_pictures(images, columns, len(items)),
         encode=_open_encoder(encoder, past),
@@ -259,17 +255,18 @@ def _columns(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _read_captions(
-    path: Path | None, n_rows: int, what: str, n_others: int | None = None
+    path: Path | None, what: str, rows: Embeddings, others: Embeddings | None = None
 ) -> list[str] | None:
     if path is None:
         return None
     is_table = path.suffix.lower() in TABLE_SUFFIXES
     has_caption = is_table and "caption" in read_columns(path, optional=None)
     texts = list(list_inputs(path, "texts", "caption" if has_caption else None))
-    if len(texts) != n_rows:
-        other = "--captions" if what.startswith("queries") else "--query-captions"
-        hint = f"; {other} takes texts of the other side" if len(texts) == n_others else ""
-        raise NNNormError(f"{path} has {len(texts):,} texts, but there are {n_rows:,} {what}{hint}")
+    if len(texts) != len(rows):
+        problem = f"{path} has {len(texts):,} texts, but there are {len(rows):,} {what}"
+        if others is not None and len(texts) == len(others):
+            problem += "; --captions are the texts of items, --query-captions those of queries"
+        raise NNNormError(problem)
     return texts
 
 

@@ -29,10 +29,8 @@ def project(items: Embeddings, *, seed: int = 0) -> npt.NDArray[np.float32]:
     if len(items) > 2:
         # Pairs of near items; the first neighbor pulls most, the last least: 1 to 1/e³.
         k = min(_N_NEIGHBORS + 1, len(items))
-        heads, tails = (
-            np.repeat(np.arange(len(items)), k),
-            search(items, items, k=k).indices.ravel(),
-        )
+        heads = np.repeat(np.arange(len(items)), k)
+        tails = search(items, items, k=k).indices.ravel()
         strengths = np.tile(np.exp(-3 * np.arange(k) / k), len(items))
         is_other = heads != tails
         pairs = heads[is_other], tails[is_other], strengths[is_other]

@@ -58,12 +58,8 @@ def record(
 
 def _write_export(recording: "_Recording", folder: Path) -> list[str]:
     """Write all files of an export; return what a user looks for."""
-    session = recording.session
-    found = {
-        "answers": recording.answers,
-        "items": recording.items,
-        "pictures": _write_pictures(session, folder / "pictures", recording.items),
-    }
+    pictures = _write_pictures(recording.session, folder / "pictures", recording.items)
+    found = {"answers": recording.answers, "items": recording.items, "pictures": pictures}
     script = to_json(found).replace("</", "<\\/")
     texts = {"recorded.js": f"window.NNNORM_RECORDED = {script};\n"}
     texts |= {"page.js": join_modules(), "index.html": make_page()}
@@ -88,11 +84,8 @@ def join_modules() -> str:
 def make_page() -> str:
     """Return the page with the scripts of an export."""
     text = (STATIC / "index.html").read_text(encoding="utf-8")
-    text = re.sub(
-        r'<script type="module"[^>]*></script>',
-        '<script src="recorded.js"></script>\n<script defer src="page.js"></script>',
-        text,
-    )
+    scripts = '<script src="recorded.js"></script>\n<script defer src="page.js"></script>'
+    text = re.sub(r'<script type="module"[^>]*></script>', scripts, text)
     return text.replace('"/static/', '"')
 
 

@@ -23,6 +23,7 @@ from nnnorm.explore.views import Views, Which, to_json
 
 _LONGEST_HEADERS = 16_384  # bytes
 _MOST_SECONDS = 10  # that a connection is kept without a whole request
+_MOST_CONNECTIONS = 512  # beyond these, those without a whole request are closed at once
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HEADERS = {
     "content-security-policy": (
@@ -207,24 +208,23 @@ def make_server(session: Session, host: str = "127.0.0.1") -> Any:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.loop.call_later(_MOST_SECONDS, self._close_if_waiting)
+            self.loop.call_later(_MOST_SECONDS, self._watch)
+            if len(self.connections) > _MOST_CONNECTIONS:
+                for other in self.connections - {self}:
+                    other.close_if_waiting()
 
-        def _close_if_waiting(self) -> None:
+        def _watch(self) -> None:
+            self.close_if_waiting()
+            if not self.transport.is_closing():  # nor closed by the other side
+                self.loop.call_later(_MOST_SECONDS, self._watch)
+
+        def close_if_waiting(self) -> None:
             if self.cycle is None or self.cycle.response_complete:
                 self.transport.close()
-            else:
-                self.loop.call_later(_MOST_SECONDS, self._close_if_waiting)
 
-    config = uvicorn.Config(
-        make_app(session, host),
-        http=Protocol,
-        h11_max_incomplete_event_size=_LONGEST_HEADERS,
-        ws="none",
-        log_level="error",
-        server_header=False,
-        timeout_graceful_shutdown=2,
-    )
-    return uvicorn.Server(config)
+    options = {"http": Protocol, "h11_max_incomplete_event_size": _LONGEST_HEADERS, "ws": "none"}
+    options |= {"log_level": "error", "server_header": False, "timeout_graceful_shutdown": 2}
+    return uvicorn.Server(uvicorn.Config(make_app(session, host), **options))
 
 
 def serve(session: Session, opened: socket.socket, host: str = "127.0.0.1") -> None:

@@ -288,15 +288,12 @@ class Session:
             return None
         ks = [k for k in _HEAT_KS if k in self.reference_ks]
         grid = {"reference_k": ks, "alpha": _HEAT_ALPHAS, "center": (False, True)}
-        return tune(
-            self.gallery,
+        past, options = (
             self.unique.embeddings,
-            queries=self.queries,
-            truth=self.truth,
-            # These are unique already.
-            duplicates="keep" if self.unique.embeddings.counts is None else "drop",
-            grids={"nnn": grid},
+            dict[str, Any](truth=self.truth, grids={"nnn": grid}),
         )
+        options["duplicates"] = "keep" if past.counts is None else "drop"  # these are unique
+        return tune(self.gallery, past, queries=self.queries, **options)
 
     def _project(self) -> tuple[IntArray, FloatArray]:
         """Items of the map and their places: all, or a random sample with the worst hubs."""

@@ -130,10 +130,8 @@ class Views:
         material, found = self.material, {}
         for item in dict.fromkeys(map(int, items)):
             _check_below("item", item, len(material.gallery))
-            found[str(item)] = {
-                "id": material.name_item(item),
-                "caption": material.describe_item(item),
-            }
+            name, caption = material.name_item(item), material.describe_item(item)
+            found[str(item)] = {"id": name, "caption": caption}
         return {"items": found}
 
     def _automatic(self) -> dict[str, Any]:
@@ -143,11 +141,9 @@ class Views:
 
     def _setting(self, method: Setting) -> dict[str, Any]:
         """What the controls show, and the commands that make the same bias."""
-        return {
-            "method": method.name,
-            "params": self.session.resolved(method),
-            "commands": [wrap_command(parts, _COLUMNS) for parts in self._commands(method)],
-        }
+        params = self.session.resolved(method)
+        commands = [wrap_command(parts, _COLUMNS) for parts in self._commands(method)]
+        return {"method": method.name, "params": params, "commands": commands}
 
     def _commands(self, method: Setting) -> list[list[str]]:
         names = {"gallery": "GALLERY.npy", "queries": "QUERIES.npy", "references": "PAST.npy"}
@@ -249,9 +245,8 @@ class Views:
         was, now = session.count_hits(None), session.count_hits(method)
         mask, bias = session.mask(where), session.bias_for(method)
         most = int(max(was.max(), now.max()))
-        was_never, is_never, is_back = (
-            mask & some for some in (was == 0, now == 0, (was == 0) & (now > 0))
-        )
+        was_never, is_never = mask & (was == 0), mask & (now == 0)
+        is_back = was_never & (now > 0)
         never, back = self._draw(is_never), self._draw(is_back)
         order = np.argsort(-was, kind="stable")
         hubs = order[mask[order] & (was[order] > 0)][:N_HUBS]
@@ -405,11 +400,8 @@ class Views:
         tuning = result_of(self.session.tuning)
         if tuning is None:
             return {"ready": True, "has_truth": False}
-        cells = [
-            {**cell.params, "recall_at_1": cell.recall_at_1}
-            for cell in tuning.grid
-            if cell.method == "nnn"
-        ]
+        own = [cell for cell in tuning.grid if cell.method == "nnn"]
+        cells = [{**cell.params, "recall_at_1": cell.recall_at_1} for cell in own]
         uncorrected = tuning.uncorrected.recall_at_1
         return {"ready": True, "has_truth": True, "uncorrected": uncorrected, "cells": cells}
 

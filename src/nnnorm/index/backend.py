@@ -210,8 +210,12 @@ class Backend(ABC):
     def name(self) -> str:
         """Engine and collection in messages, without passwords."""
         where = show_url(self.address) or ("in memory" if not self.place else "the given client")
-        named = getattr(self.options, "table", "") or getattr(self.options, "collection", "")
-        return f"{self.engine} {named + ' of ' if named else ''}{where}"
+        return f"{self.engine} {self.collection + ' of ' if self.collection else ''}{where}"
+
+    @property
+    def collection(self) -> str:
+        """Name of the index in its database; a folder has none."""
+        return getattr(self.options, "table", "") or getattr(self.options, "collection", "")
 
     # --- versions ---
 

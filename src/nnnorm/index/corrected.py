@@ -103,15 +103,11 @@ class CorrectedIndex:
         config = self.config
         with self.backend.translating():
             older, newer = self._neighbors(self._state)
+        shared = ("dim", "version", "corrector", "method", "weight", "mode")
         return CollectionInfo(
             name=self.backend.name,
             n_items=len(self),
-            dim=config.dim,
-            version=config.version,
-            corrector=config.corrector,
-            method=config.method,
-            weight=config.weight,
-            mode=config.mode,
+            **{name: getattr(config, name) for name in shared},
             can_roll_back=older is not None,
             is_rolled_back=older is None and newer is not None,
         )

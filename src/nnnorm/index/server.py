@@ -68,11 +68,6 @@ class ServerBackend(ClientBackend):
 
     # --- versions ---
 
-    @property
-    def collection(self) -> str:
-        """Name of the index."""
-        return str(self.options.collection)
-
     def _name(self, version: str | None) -> str:
         return self.collection if version is None else f"{self.collection}_{version}"
 

@@ -185,12 +185,8 @@ class SqlBackend(ClientBackend):
 
     def swap(self, version: str) -> None:
         with self.transaction():
-            self.run(
-                "UPDATE nnnorm_indexes SET served = CASE WHEN version = ? THEN 1 ELSE 0 END "
-                "WHERE name = ?",
-                version,
-                self.options.table,
-            )
+            statement = "UPDATE nnnorm_indexes SET served = CASE WHEN version = ? THEN 1 ELSE 0 END"
+            self.run(f"{statement} WHERE name = ?", version, self.options.table)
             if self.has_views:
                 view = quote_name(self.options.table)
                 self.run(f"CREATE OR REPLACE VIEW {view} AS SELECT * FROM {self._table(version)}")
@@ -253,20 +249,21 @@ class SqlBackend(ClientBackend):
         last: list[Any] = []
         columns = self._columns(version)
         listed = ", ".join(map(quote_name, ["bias", *columns, "metadata"]))
-        while rows := self._scan_after(version, listed, last):
+        listed = (
+            f"SELECT id, {self._read_vector('embedding')}, {listed} FROM {self._joined(version)}"
+        )
+        while rows := self.run(
+            f"{listed} {'WHERE id > ?' if last else ''} ORDER BY id LIMIT {BATCH}", *last
+        ):
             ids, vectors, bias, *known = zip(*rows, strict=True)
             entries = [join_columns(columns, values) for values in zip(*known, strict=True)]
             values = None if bias[0] is None else np.array(bias, dtype=np.float32)
             yield Items.read(ids, self._decode(vectors), entries, values)
             last = [ids[-1]]
 
-    def _scan_after(self, version: str, listed: str, last: list[Any]) -> list[tuple[Any, ...]]:
-        after = "WHERE id > ?" if last else ""
-        return self.run(
-            f"SELECT id, {self._read_vector('embedding')}, {listed} FROM {self._table(version)} "
-            f"{after} ORDER BY id LIMIT {BATCH}",
-            *last,
-        )
+    def _joined(self, version: str) -> str:
+        """Return the table of a version, with its vectors."""
+        return self._table(version)
 
     def _scan_table(self) -> Iterator[Items]:
         """Yield the rows of a table of the application; all other columns are metadata."""

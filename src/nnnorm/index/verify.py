@@ -154,10 +154,12 @@ def _check_rows(index: CorrectedIndex, stored: Items, gallery: Source, ids: Any)
     there = np.array([place.get(own, -1) for own in stored.ids.tolist()], dtype=np.int64)
     known = there >= 0
     problems = []
-    if not known.all() or known.sum() < len(given):
+    if n_missing := len(given) - int(known.sum()):
+        problems.append(f"it lacks {n_missing:,} items of the gallery: add them")
+    if n_others := int((~known).sum()):
         problems.append(
-            f"it lacks {len(given) - int(known.sum()):,} items of the gallery, and has "
-            f"{int((~known).sum()):,} others"
+            f"it has {n_others:,} items that aren't in the gallery: verify with all items, or "
+            "delete these"
         )
     right = items.rows(0, len(items))[there[known]]
     far = np.linalg.norm(stored.vectors[known] - right, axis=1)

@@ -23,10 +23,10 @@ class _Component(VectorCorrector):
 
     settings: ClassVar[tuple[str, ...]] = ()  # saved too
 
-    def _open(
-        self, corrector: Correction, fingerprint: str | None, weight: float | None = None
+    def __init__(
+        self, corrector: Correction, weight: float | None = None, fingerprint: str | None = None
     ) -> None:
-        VectorCorrector.__init__(self, corrector, weight)
+        super().__init__(corrector, weight)
         self.path = os.fspath(corrector) if isinstance(corrector, str | os.PathLike) else None
         if fingerprint not in (None, self.corrector.fingerprint):
             raise NNNormError(
@@ -52,7 +52,7 @@ class DocumentCorrector(_Component):
     """Extend the embeddings of documents by their bias."""
 
     def __init__(self, corrector: Correction, fingerprint: str | None = None) -> None:
-        self._open(corrector, fingerprint)
+        _Component.__init__(self, corrector, fingerprint=fingerprint)
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
@@ -72,11 +72,6 @@ class QueryCorrector(_Component):
     """Extend the embedding of a query by the weight."""
 
     settings = ("weight",)
-
-    def __init__(
-        self, corrector: Correction, weight: float | None = None, fingerprint: str | None = None
-    ) -> None:
-        self._open(corrector, fingerprint, weight)
 
     @component.output_types(embedding=list[float])
     def run(self, embedding: list[float]) -> dict[str, list[float]]:
@@ -102,7 +97,7 @@ class ConfidenceRater(_Component):
     ) -> None:
         if similarity not in ("cosine", "dot_product"):
             raise NNNormError(f"similarity must be 'cosine' or 'dot_product'; got {similarity!r}")
-        self._open(corrector, fingerprint)
+        _Component.__init__(self, corrector, fingerprint=fingerprint)
         self.similarity = similarity
 
     @component.output_types(documents=list[Document], confidence=float | None)

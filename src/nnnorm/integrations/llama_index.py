@@ -59,7 +59,7 @@ class CorrectedEmbedding(BaseEmbedding):
         return self.vectors.extend_items(self.model.get_text_embedding_batch(texts))
 
     def _get_query_embedding(self, query: str) -> Any:
-        return self.vectors.extend_query(self.model.get_query_embedding(query))
+        return self._extend_query(self.model.get_query_embedding(query))
 
     async def _aget_text_embedding(self, text: str) -> Vector:
         return (await self._aget_text_embeddings([text]))[0]
@@ -69,7 +69,11 @@ class CorrectedEmbedding(BaseEmbedding):
         return await asyncio.to_thread(self.vectors.extend_items, vectors)
 
     async def _aget_query_embedding(self, query: str) -> Any:
-        return self.vectors.extend_query(await self.model.aget_query_embedding(query))
+        return self._extend_query(await self.model.aget_query_embedding(query))
+
+    def _extend_query(self, vector: Vector) -> Vector:
+        # The weight is a field, which may have been set since.
+        return VectorCorrector(self.vectors.corrector, self.weight).extend_query(vector)
 
 
 class ConfidenceRater(BaseNodePostprocessor):

@@ -15,13 +15,15 @@ from nnnorm.embeddings import FloatArray
 from nnnorm.errors import NNNormError, require
 from nnnorm.ranking import search
 
+# A corrector, or a function that fits one to the documents of a corpus.
+Given: TypeAlias = Correction | Callable[[FloatArray], Corrector]
 Found: TypeAlias = tuple[list[list[float]], list[list[int]]]
 
 
 class CorrectedIndex:
     """An exact search by the corrected score, for MTEB."""
 
-    def __init__(self, corrector: Correction | Callable[[FloatArray], Corrector]) -> None:
+    def __init__(self, corrector: Given) -> None:
         self._given = corrector if callable(corrector) else open_corrector(corrector)
         self.clear()
 
@@ -72,12 +74,7 @@ class CorrectedIndex:
         return best, [order.tolist() for order in orders]
 
 
-def name_model(
-    model: Any,
-    corrector: Correction | Callable[[FloatArray], Corrector],
-    *,
-    revision: str | None = None,
-) -> Any:
+def name_model(model: Any, corrector: Given, *, revision: str | None = None) -> Any:
     """Wrap an MTEB model as ``NAME+nnnorm``, so its results can be published.
 
     Its revision is that of the model, followed by the corrector's fingerprint. If you pass a
@@ -94,14 +91,9 @@ def name_model(
     wrapped = wrapper(model, index_backend=CorrectedIndex(corrector))
     about = model.mteb_model_meta
     parts = [part for part in (about.revision, "nnnorm", revision) if part]
-    wrapped.mteb_model_meta = about.model_copy(
-        update={
-            "name": f"{about.name}+nnnorm",
-            "revision": "-".join(parts),
-            "adapted_from": about.name,
-            "loader": None,  # that of the model would load it without the correction
-        }
-    )
+    own = {"name": f"{about.name}+nnnorm", "revision": "-".join(parts), "adapted_from": about.name}
+    own["loader"] = None  # that of the model would load it without the correction
+    wrapped.mteb_model_meta = about.model_copy(update=own)
     return wrapped
 
 

@@ -477,20 +477,13 @@ class Method(ABC):
         [0.4, 1.0]
         """
         check_solver(solver, quality)
-        given = gallery, references, gallery_references
-        items, past, bank = self.open_inputs(*given, normalize)
+        items, past, bank = self.open_inputs(gallery, references, gallery_references, normalize)
         check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
-        statistics = Statistics(
-            items,
-            drop_copies(past, self.duplicates_for(past, duplicates), progress),
-            bank,
-            groups=open_groups(groups, len(items), between),
-            solver=solver,
-            quality=quality,
-            memory_budget=memory_budget,
-            progress=progress,
-        )
-        bias = self.make_bias(statistics)
+        used = drop_copies(past, self.duplicates_for(past, duplicates), progress)
+        labeled = open_groups(groups, len(items), between)
+        run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+        run |= {"solver": solver, "quality": quality}
+        bias = self.make_bias(Statistics(items, used, bank, groups=labeled, **run))
         warn_of_mismatch(bias)
         return bias
 
@@ -591,12 +584,19 @@ def is_mismatched(bias: Bias) -> bool:
     return is_large and reliability >= 0.5 and match < 0.5
 
 
+def describe_mismatch(bias: Bias) -> str:
+    """What is wrong with past queries that don't match the gallery."""
+    few = bias.n_references is not None and bias.n_references < 64
+    too_few = f", or {bias.n_references} are too few to show it" if few else ""
+    return f"don't resemble what this gallery is searched for{too_few}"
+
+
 def warn_of_mismatch(bias: Bias) -> None:
     """Warn if the automatic weight was reduced because the references do not match the gallery."""
     if is_mismatched(bias):
         warn(
-            "the past queries don't resemble what this gallery is searched for, so the correction "
-            f"is reduced to {bias.params['match']:.0%}; pass past queries of this search, or a few "
-            "dozen recent ones (recent=, --recent), or, if items of several kinds are mixed, "
-            "groups (--groups)"
+            f"the past queries {describe_mismatch(bias)}, so the correction is reduced to "
+            f"{bias.params['match']:.0%}; pass more past queries of this search, or a few dozen "
+            "recent ones (recent=, --recent), or, if items of several kinds are mixed, groups "
+            "(--groups)"
         )

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, check_count, check_number
 from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Statistics, Variant
-from nnnorm.scoring import Products, Sample, one_blas_thread, processor_time, top_k
+from nnnorm.scoring import Products, Sample, draw_rows, one_blas_thread, processor_time, top_k
 
 Auto: TypeAlias = Literal["auto"]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -221,7 +221,7 @@ def measure(statistics: Statistics, reference_k: int, is_centered: bool) -> Evid
     if reference_k > n_references:
         raise statistics.too_few_references(reference_k)
     scores = statistics.centered_scores if is_centered else statistics.scores
-    items = _draw(n_gallery, _N_ITEMS)
+    items = draw_rows(n_gallery, _N_ITEMS)
     some = scores.some_rows(items)
     # The best of each half are among the best of the whole: twice as many, and a margin.
     n_best = min(n_references, 2 * reference_k + 64)
@@ -244,7 +244,7 @@ def _match(
 ) -> tuple[float, float, float]:
     """c, coverage and spread, from some items, their rows and their m_k."""
     n_gallery, n_references = raw.shape
-    candidates = np.union1d(items, _draw(n_gallery, _N_CANDIDATES))
+    candidates = np.union1d(items, draw_rows(n_gallery, _N_CANDIDATES))
     others = raw.rows.take(candidates)
     near = rows @ others.T
     of_items = _spread(near)
@@ -293,11 +293,6 @@ def _split_half_reliability(
         correlations.append(_correlation(*halves))
     r = float(np.mean(correlations))
     return 2 * r / (1 + r) if r > 0 else 0.0
-
-
-def _draw(n_rows: int, most: int) -> IntArray:
-    """At most so many random row numbers, in order."""
-    return np.sort(np.random.default_rng(0).choice(n_rows, min(n_rows, most), replace=False))
 
 
 def _correlation(first: FloatArray, second: FloatArray) -> float:

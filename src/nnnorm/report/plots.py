@@ -9,7 +9,7 @@ used.
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,6 @@ from nnnorm.report.tables import MANY_QUERIES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _WIDTH = 6.4  # inches: 960 pixels at 150 dpi, still readable when shown at 800
 _DPI = 150

@@ -239,9 +239,8 @@ def tabulate_diagnosis(diagnosis: evaluation.Diagnosis) -> tuple[Table, Table]:
             f"{len(diagnosis.outliers)} items have a bias far from all others (corrupt, or very "
             f"strong hubs): {listed}{more}."
         )
-    places = "top-1" if diagnosis.k == 1 else f"in the top {diagnosis.k}"
     title = (
-        f"How often each of {diagnosis.n_gallery:,} items is {places} for "
+        f"How often each of {diagnosis.n_gallery:,} items is {null.places} for "
         f"{diagnosis.n_queries:,} queries"
     )
     columns = ("", "before", "after")[: 1 + len(models)]

@@ -71,18 +71,11 @@ class ChromaBackend(ServerBackend):
         self.client.delete_collection(name)
 
     def create(self, version: str, layout: Layout) -> None:
-        graph = {
-            "space": "ip",
-            "max_neighbors": self.options.links,
-            "ef_construction": self.options.ef_construction,
-            "ef_search": self.options.ef,
-        }
-        self.client.create_collection(
-            self._name(version),
-            configuration={"hnsw": graph},
-            metadata={"nnnorm_ids": "text" if layout.string_ids else "numbers"},
-            embedding_function=None,
-        )
+        graph = {"space": "ip", "max_neighbors": self.options.links, "ef_search": self.options.ef}
+        graph["ef_construction"] = self.options.ef_construction
+        about = {"nnnorm_ids": "text" if layout.string_ids else "numbers"}
+        options = {"configuration": {"hnsw": graph}, "metadata": about}
+        self.client.create_collection(self._name(version), embedding_function=None, **options)
 
     def swap(self, version: str) -> None:
         served = {_SERVED: self._name(version)}

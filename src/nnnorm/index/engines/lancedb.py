@@ -48,11 +48,6 @@ class LancedbBackend(ServerBackend):
         self._tables: dict[str, Any] = {}  # open ones, which see what others write
         self.is_exact = self.options.kind == "flat"
 
-    @property
-    def collection(self) -> str:
-        """Name of the index."""
-        return self.options.table
-
     def lock_file(self) -> Path | None:
         if not self.address or "://" in self.address:
             return None

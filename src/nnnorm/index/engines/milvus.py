@@ -96,13 +96,9 @@ class MilvusBackend(ServerBackend):
         schema.add_field("id", is_primary=True, **kind)
         schema.add_field("embedding", kinds.FLOAT_VECTOR, dim=layout.width)
         index = self.client.prepare_index_params()
+        about: dict[str, Any] = {"index_type": self.options.kind.upper(), "metric_type": "IP"}
         graph = {"M": self.options.links, "efConstruction": self.options.ef_construction}
-        index.add_index(
-            "embedding",
-            index_type=self.options.kind.upper(),
-            metric_type="IP",
-            params={} if self.is_exact else graph,
-        )
+        index.add_index("embedding", **about, params={} if self.is_exact else graph)
         self.client.create_collection(
             self._name(version), schema=schema, index_params=index, **_STRONG
         )
@@ -147,17 +143,11 @@ class MilvusBackend(ServerBackend):
 
     def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         params = {} if self.is_exact else {"ef": max(self.options.ef, k)}
+        asked = {"limit": k, "filter": filter or "", "output_fields": ["id"], **_STRONG}
+        asked["search_params"] = {"metric_type": "IP", "params": params}
         rows: list[list[tuple[Any, float]]] = []
         for some in chunks(vectors.tolist(), _QUERIES):
-            found = self.client.search(
-                self._loaded(version),
-                data=some,
-                limit=k,
-                filter=filter or "",
-                output_fields=["id"],
-                search_params={"metric_type": "IP", "params": params},
-                **_STRONG,
-            )
+            found = self.client.search(self._loaded(version), data=some, **asked)
             rows += [list(zip(row.ids, row.distances, strict=True)) for row in found]
         return Hits.read(rows)
 

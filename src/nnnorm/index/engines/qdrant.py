@@ -148,16 +148,13 @@ class QdrantBackend(ServerBackend):
                 self._name(version), limit=BATCH, offset=offset, with_vectors=True
             )
             if points:
-                vectors = [self._vector(one.vector) for one in points]
+                vectors = [one.vector for one in points]
+                if isinstance(vectors[0], dict):  # of a copied collection with named vectors
+                    vectors = [one[self.choose_vector(list(one))] for one in vectors]
                 entries = [join_fields(one.payload) for one in points]
                 yield Items.read([_own_id(one) for one in points], vectors, entries)
             if offset is None:
                 return
-
-    def _vector(self, vector: Any) -> Any:
-        if not isinstance(vector, dict):
-            return vector
-        return vector[self.choose_vector(list(vector))]
 
 
 class _Shared:

@@ -13,7 +13,7 @@ import numpy as np
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.files import check_regular
-from nnnorm.index.backend import BATCH, FloatArray, Ids, Layout, Pairs
+from nnnorm.index.backend import FloatArray, Ids, Layout, Pairs
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 
 
@@ -43,8 +43,12 @@ class SqliteVecBackend(SqlBackend):
         opened = driver.connect(
             self.address or ":memory:", check_same_thread=False, isolation_level=None, timeout=60
         )
-        opened.execute("SELECT count(*) FROM sqlite_master")  # an error if it isn't a database
-        _load(opened)
+        try:
+            opened.execute("SELECT count(*) FROM sqlite_master")  # an error if it isn't a database
+            _load(opened)
+        except Exception:
+            opened.close()
+            raise
         return opened
 
     def _vector_type(self, width: int) -> str:
@@ -93,13 +97,10 @@ class SqliteVecBackend(SqlBackend):
         )
         return self._execute(statement, [blob, k])
 
-    def _scan_after(self, version: str, listed: str, last: list[Any]) -> list[tuple[Any, ...]]:
-        after = "WHERE i.id > ?" if last else ""
-        return self.run(
-            f"SELECT i.id, v.embedding, {listed} FROM {self._table(version)} i JOIN "
-            f"{self._vectors(version)} v ON v.rowid = i.key {after} ORDER BY i.id LIMIT {BATCH}",
-            *last,
-        )
+    def _joined(self, version: str) -> str:
+        # A vec0 table has hidden columns, such as k, which metadata may have too.
+        vectors = f"(SELECT rowid, embedding FROM {self._vectors(version)})"
+        return f"{self._table(version)} i JOIN {vectors} v ON v.rowid = i.key"
 
     def _decode(self, vectors: Sequence[Any]) -> FloatArray:
         joined = np.frombuffer(b"".join(vectors), dtype="<f4")

@@ -31,13 +31,9 @@ class UsearchBackend(FolderBackend):
     created_by = ("links", "ef_construction")
 
     def _create(self, layout: Layout) -> Any:
-        return require("usearch.index", "usearch").Index(
-            ndim=layout.width,
-            metric="ip",
-            dtype="f32",
-            connectivity=self.options.links,
-            expansion_add=self.options.ef_construction,
-        )
+        made = require("usearch.index", "usearch").Index
+        graph = {"connectivity": self.options.links, "expansion_add": self.options.ef_construction}
+        return made(ndim=layout.width, metric="ip", dtype="f32", **graph)
 
     def _load(self, path: Path, width: int) -> Any:
         return require("usearch.index", "usearch").Index.restore(str(path))
