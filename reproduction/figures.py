@@ -100,12 +100,8 @@ def draw_groups(runner: Runner, experiment: Experiment) -> Any:
     groups = np.array(about.groups)[before.indices]
     lean = np.abs((groups == one).sum(axis=1) - (groups == other).sum(axis=1))
     found = [
-        plots.Hits(
-            about.shown.queries[query],
-            before.indices[query].tolist(),
-            after.indices[query].tolist(),
-        )
-        for query in np.argsort(-lean, kind="stable")[:_QUERIES]
+        plots.Hits(about.shown.queries[q], before.indices[q].tolist(), after.indices[q].tolist())
+        for q in np.argsort(-lean, kind="stable")[:_QUERIES]
     ]
     note = f"orange: {one}, blue: {other}"
     return plots.plot_hits(

@@ -26,21 +26,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm import NNNormError, open_embeddings
 from nnnorm.datasets import Pairs, load_pairs
-from nnnorm.embeddings import Embeddings
+from nnnorm.embeddings import Embeddings, IntArray
 from nnnorm.encoders import open_image, read_about
 from nnnorm.evaluation import Task
 from nnnorm.files import make_mapped, write_whole
 from nnnorm.tables import read_columns
 from reproduction.paper import Direction, load_paper
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
 SHARE = 0.2  # of train, unless the paper has another
 GENDERS = ("masculine", "feminine")
 _CAPTIONS = 5  # of a test or tuning image; references keep all of theirs

@@ -103,14 +103,10 @@ class _Shapes(_FivePerImage):
         scenes = [read_scene(scene)[1] for scene in shapes.scenes]
         chosen: list[int] = []
         for shape in SHAPES:
+            sizes = [[thing.size for thing in some if thing.shape == shape] for some in scenes]
             for size in ("big", "small"):
-                rows = [
-                    row
-                    for row, things in enumerate(scenes)
-                    if [thing.size for thing in things if thing.shape == shape] == [size]
-                    and row not in chosen
-                ]
-                chosen += rows[:_PER_IMAGE]
+                rows = [row for row, found in enumerate(sizes) if found == [size]]
+                chosen += [row for row in rows if row not in chosen][:_PER_IMAGE]
         questions = [f"a {shape}" for shape in SHAPES]
         names = [shapes.describe(item) for item in chosen]
         return Groups(

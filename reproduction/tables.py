@@ -242,10 +242,8 @@ def _make_tabular(table: Table) -> str:
     sides = "l" + "r" * (len(table.columns) - 1)
     lines = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule"]
     if table.groups:
-        groups = [
-            (group.translate(_LETTERS), len(list(some))) for group, some in groupby(table.groups)
-        ]
-        cells = [rf"\multicolumn{{{n_columns}}}{{c}}{{{group}}}" for group, n_columns in groups]
+        spans = [(group, len(list(some))) for group, some in groupby(table.groups)]
+        cells = [rf"\multicolumn{{{n}}}{{c}}{{{name.translate(_LETTERS)}}}" for name, n in spans]
         lines.append(" & ".join(cells) + r" \\")
     lines += [_make_line(table.columns), r"\midrule"]
     for n, row in enumerate(table.rows):

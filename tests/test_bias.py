@@ -88,10 +88,10 @@ def test_a_gate_must_be_finite_and_fit_the_values():
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        (None, "is no file of nnnorm; expected a bias: make one with"),
+        (None, "is not an nnnorm file; expected a bias: make one with"),
         ({"nnnorm": '{"format": "nnnorm.bias/9"}'}, "is a bias of format 9; upgrade nnnorm"),
-        ({"nnnorm": "not json"}, "is no file of nnnorm; expected a bias: make one with"),
-        ({"nnnorm": "[]"}, "is no file of nnnorm; expected a bias: make one with"),
+        ({"nnnorm": "not json"}, "is not an nnnorm file; expected a bias: make one with"),
+        ({"nnnorm": "[]"}, "is not an nnnorm file; expected a bias: make one with"),
         ({"nnnorm": '{"format": "nnnorm.bias/1"}'}, "is a damaged bias file .* make it again"),
     ],
 )

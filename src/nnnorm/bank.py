@@ -30,7 +30,6 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 # Queries in parts, their name, and how many there are, which isn't known of a log.
 _Given: TypeAlias = tuple[Iterator[LogPart], str, int | None]
 
-_MAKER = "nnnorm bank"
 # What a file keeps next to the arrays; all else in it follows from these.
 _SETTINGS = ("n_seen", "n_forgotten", "created", "normalized", "max_references", "seed")
 _A_DAY = 86400.0  # times without an offset may be local ones, up to 14 hours before UTC
@@ -369,7 +368,7 @@ class Bank:
             kept = _Kept(*(arrays[name] for name in _Kept._fields))
             return cls(kept, **{name: about[name] for name in _SETTINGS})
 
-        return load_record(path, "bank", _MAKER, build)
+        return load_record(path, "bank", "nnnorm bank", build)
 
 
 def describe_times(bank: Bank) -> str:

@@ -23,7 +23,6 @@ from nnnorm.errors import NNNormError, check_number, check_type, first_line
 from nnnorm.files import load_record, save_record
 from nnnorm.version import __version__
 
-_MAKER = "nnnorm fit"
 # Beyond this, a score minus the correction may be infinite in float32.
 _LARGEST_CORRECTION = 1e37
 
@@ -286,7 +285,7 @@ class Bias:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bias file nowhere.safetensors; ...
         """
-        return load_record(path, "bias", _MAKER, cls.from_dict)
+        return load_record(path, "bias", "nnnorm fit", cls.from_dict)
 
     @classmethod
     def from_dict(cls, arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> "Bias":

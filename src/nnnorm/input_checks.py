@@ -237,9 +237,8 @@ def mismatch_z(references: Embeddings, recent: Embeddings) -> float:
 
 def warn_of_mismatch(references: Embeddings, queries: Embeddings, gallery: Embeddings) -> None:
     """Warn if references are items, or come from another source than the queries."""
-    if references.fingerprint == gallery.fingerprint:
-        return
-    if warn_of_items(references, gallery, queries):
+    is_gallery = references.fingerprint == gallery.fingerprint
+    if is_gallery or warn_of_items(references, gallery, queries):
         return
     z = mismatch_z(references, queries)
     if z > MISMATCH_WARNING_Z:

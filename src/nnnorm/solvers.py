@@ -343,6 +343,27 @@ class InvertedLists:
             return self._references.take(self.order[first:last])
         return self._sorted[first:last]
 
+    def best_scores(
+        self, items: FloatArray, lists: IntArray, k: int, scores: FloatArray, stop: threading.Event
+    ) -> FloatArray:
+        """The k best scores of items with the lists they probe, best first; 0 if there are none."""
+        # Negated, with empty slots at +inf: partitioning is many times slower with -inf.
+        scores.fill(np.inf)
+        negated = -items
+        rows, slots = np.divmod(np.arange(len(lists)), scores.shape[1])
+        by_list = np.argsort(lists, kind="stable")
+        edges = np.searchsorted(lists[by_list], np.arange(len(self) + 1))
+        for number in range(len(self)):
+            probing = by_list[edges[number] : edges[number + 1]]
+            if len(probing) == 0 or stop.is_set():
+                continue
+            block = negated[rows[probing]] @ self.rows(number).T
+            scores[rows[probing], slots[probing], : block.shape[1]] = block
+        best = scores.reshape(len(items), -1)
+        best.partition(k - 1, axis=1)
+        best = -np.sort(best[:, :k], axis=1)
+        return np.where(np.isfinite(best), best, np.float32(0))  # those are computed exactly later
+
 
 def _cluster(
     sample: FloatArray, n_lists: int, rng: np.random.Generator, memory_budget: int
@@ -423,7 +444,7 @@ def _probe(
         ).ravel()
         if not hasattr(own, "scores"):  # once, not per strip
             own.scores = np.empty((n_strip, n_probes, bank.longest), dtype=np.float32)
-        best = _score_lists(items, lists, bank, k, own.scores[: len(items)], stop)
+        best = bank.best_scores(items, lists, k, own.scores[: len(items)], stop)
         means[start:end] = best.mean(axis=1, dtype=np.float64)
         for column, (first, last) in enumerate(ranks):
             features[start:end, column] = best[:, first:last].mean(axis=1)
@@ -432,33 +453,6 @@ def _probe(
     for _ in scoring.strips_in_order(probe, n_gallery, n_strip, stop):
         pass
     return means, features, n_candidates
-
-
-def _score_lists(
-    items: FloatArray,
-    lists: IntArray,
-    bank: InvertedLists,
-    k: int,
-    scores: FloatArray,
-    stop: threading.Event,
-) -> FloatArray:
-    """The k best scores of every item with the lists it probes, best first; 0 if there are none."""
-    # Negated, with empty slots at +inf: partitioning is many times slower with -inf.
-    scores.fill(np.inf)
-    negated = -items
-    rows, slots = np.divmod(np.arange(len(lists)), scores.shape[1])
-    by_list = np.argsort(lists, kind="stable")
-    edges = np.searchsorted(lists[by_list], np.arange(len(bank) + 1))
-    for number in range(len(bank)):
-        probing = by_list[edges[number] : edges[number + 1]]
-        if len(probing) == 0 or stop.is_set():
-            continue
-        block = negated[rows[probing]] @ bank.rows(number).T
-        scores[rows[probing], slots[probing], : block.shape[1]] = block
-    best = scores.reshape(len(items), -1)
-    best.partition(k - 1, axis=1)
-    best = -np.sort(best[:, :k], axis=1)
-    return np.where(np.isfinite(best), best, np.float32(0))  # those are computed exactly later
 
 
 # --- approximate: the regression ----------------------------------------------------------------

@@ -6,7 +6,6 @@ disk they are a JSON file, with both lists next to it as plain text, one entry p
 """
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.files import check_writable, write_whole
+from nnnorm.files import PathLike, check_writable, write_whole
 from nnnorm.tables import read_json
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -94,7 +93,7 @@ class Pairs:
         )
 
 
-def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
+def save_pairs(pairs: Pairs, folder: PathLike) -> tuple[Path, ...]:
     """Write ``NAME.json``, ``NAME-images.txt``, ``NAME-captions.txt`` and ``NAME-truth.npy``."""
     if broken := [path for path in pairs.images if "\n" in path]:
         raise NNNormError(
@@ -129,7 +128,7 @@ def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]
     return (*contents, truth)
 
 
-def load_pairs(path: str | os.PathLike[str]) -> Pairs:
+def load_pairs(path: PathLike) -> Pairs:
     """Read a file that `save_pairs` wrote."""
     about = read_json(path, "pairs written by `nnnorm dataset`")
     if not isinstance(about, dict) or about.get("format") != _FORMAT:

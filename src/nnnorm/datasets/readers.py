@@ -5,7 +5,6 @@ validation nor for test; it is usually added to the training split. COCO's own a
 one split each. In a table, rows with the same image are its captions.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +14,14 @@ import numpy as np
 
 from nnnorm.datasets.pairs import Pairs
 from nnnorm.errors import NNNormError, warn
+from nnnorm.files import PathLike
 from nnnorm.tables import check_ids, read_columns, read_json
 
 _KARPATHY = "one of Karpathy's split files, such as dataset_flickr30k.json"
 _COCO = "a caption file of COCO, such as captions_val2017.json"
 
 
-def read_karpathy(path: str | os.PathLike[str], images: str | os.PathLike[str] = ".") -> Pairs:
+def read_karpathy(path: PathLike, images: PathLike = ".") -> Pairs:
     """Read images, captions and splits of a Karpathy split file."""
     about = read_json(path, _KARPATHY)
     pictures = about.get("images") if isinstance(about, dict) else None
@@ -45,9 +45,7 @@ def read_karpathy(path: str | os.PathLike[str], images: str | os.PathLike[str] =
     return _make_pairs(name, split_of, rows)
 
 
-def read_coco(
-    paths: Sequence[str | os.PathLike[str]], images: str | os.PathLike[str] = "."
-) -> Pairs:
+def read_coco(paths: Sequence[PathLike], images: PathLike = ".") -> Pairs:
     """Read images and captions of COCO's caption files, one split per file."""
     split_of: dict[str, str] = {}
     rows: list[tuple[str, str]] = []
@@ -72,7 +70,7 @@ def read_coco(
     return _make_pairs("coco", split_of, rows)
 
 
-def read_table(path: str | os.PathLike[str], images: str | os.PathLike[str] = ".") -> Pairs:
+def read_table(path: PathLike, images: PathLike = ".") -> Pairs:
     """Read a table with the columns `image`, `caption` and optionally `split`."""
     columns = read_columns(path, ("image", "caption"), ("split",))
     files = [str(Path(images) / file) for file in columns["image"]]
@@ -98,7 +96,7 @@ class Beir(NamedTuple):
     qrels: Path
 
 
-def read_beir(folder: str | os.PathLike[str], split: str = "test") -> Beir:
+def read_beir(folder: PathLike, split: str = "test") -> Beir:
     """Read `corpus.jsonl`, `queries.jsonl` and ``qrels/SPLIT.tsv``; a title comes before its text.
 
     Documents without a title and a text are left out, with a warning.

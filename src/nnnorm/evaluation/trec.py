@@ -6,7 +6,6 @@ more are right; lower grades and unjudged documents are wrong. Grades are the ga
 in trec_eval.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -16,11 +15,10 @@ import numpy.typing as npt
 from nnnorm.embeddings import IntArray
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.metrics import Truth, make_truth, open_truth
-from nnnorm.files import write_whole
+from nnnorm.files import PathLike, write_whole
 from nnnorm.ranking import Ranking
 from nnnorm.tables import check_ids, read_lines
 
-PathLike: TypeAlias = str | os.PathLike[str]
 # The grade of each judged document of each query.
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 _RUN = "query Q0 document rank score tag"

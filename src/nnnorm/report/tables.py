@@ -366,9 +366,8 @@ def tabulate_audit(audit: evaluation.Audit) -> tuple[Table, Table]:
         rows.append(tuple(row))
     sign = f"bias@k is ({' − '.join(audit.difference)})/k. " if audit.difference else ""
     fair = ", ".join(f"{group} {share:.3g}" for group, share in audit.target.items())
-    note = f"{sign}Target shares: {fair}. 95 % intervals by resampling queries" + (
-        "; changes are paired." if with_after else "."
-    )
+    paired = "; changes are paired" if with_after else ""
+    note = f"{sign}Target shares: {fair}. 95 % intervals by resampling queries{paired}."
     title = f"Groups retrieved for {len(audit.queries):,} queries out of {audit.n_gallery:,} items"
     columns = ("mean over queries", "before", *(("after", "change") if with_after else ()))
     means = Table(title, columns, tuple(rows), (note, LIMITS), optional=("after",))
