@@ -408,6 +408,8 @@ class Fuzzer:
             for path in folder.iterdir():
                 if path.name.startswith("out"):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if "--add" in attack.arguments:  # the first run has added to the bank
+                shutil.copyfile(self.healthy / "bank.safetensors", folder / "bank.safetensors")
             os.replace(twin, damaged)
             if attack.command in commands.CHANGING:
                 self._restore_indexes(attack.arguments, folder)

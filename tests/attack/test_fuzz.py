@@ -98,6 +98,16 @@ def test_the_fuzzer_finds_an_index_that_a_refused_command_has_changed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks, with limits of Linux")
+def test_a_log_that_is_added_to_a_bank_is_compared_with_the_same_bank(tmp_path):
+    with Fuzzer(tmp_path / "attacks", seed=2, only=["bank"]) as fuzzer:
+        assert not fuzzer.prepare()
+        result = fuzzer.run(31, "bank")  # a log twice in a row
+    assert result.attack.arguments[:2] == ["log.jsonl", "--add"]
+    assert (result.kind, result.said) == ("accepted", "valid, other content")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="forks, with limits of Linux")
 def test_the_command_of_the_fuzzer_counts_and_ends_well(tmp_path):
     run = [sys.executable, "-m", "tests.attack.fuzz", "--runs", "4", "--only", "info"]
     done = subprocess.run(
