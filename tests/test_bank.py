@@ -351,7 +351,7 @@ GOOD = '{"embedding": [1.0, 0.0], "time": 1, "count": 2}\n'
         ('{"embedding": [NaN, 0.0], "time": 1, "count": 2}',
          r"log.jsonl must be finite; row 1 has NaN in column 0"),
         ('{"embedding": [1.0, 0.0, 2.0], "time": 1, "count": 2}',
-         "all embeddings must share dim; line 2 has 3 numbers"),
+         "all embeddings must have the same dimension; line 2 has 3 numbers"),
         ('{"embedding": "one", "time": 1, "count": 2}',
          r"line 2 has no embedding in the column embedding; expected a list of numbers"),
         ('{"embedding": [1.0, 0.0], "time": "soon", "count": 2}',
@@ -378,7 +378,7 @@ def test_a_bad_line_of_a_log_changes_nothing(tmp_path, line, words):
     ("name", "text", "words"),
     [
         ("log.jsonl", "", "log.jsonl has no rows; is it truncated"),
-        ("log.csv", "vector\n[1 2]\n", "needs the column embedding; embedding is not there"),
+        ("log.csv", "vector\n[1 2]\n", "must have the column embedding; it has: vector"),
         ("log.txt", "", r"expected one of .npy, .npz, .parquet .* got the suffix '.txt'"),
         ("log.parquet", "PAR1", "can't be read as parquet"),
     ],
@@ -411,7 +411,7 @@ def unit(rng, n, dim=16):
          "counts must be whole numbers of at least 1; row 1 has 0"),
         (lambda bank, rng: bank.add(5 * unit(rng, 3), times=[1] * 3),
          r"queries has norms 5 to 5, but all rows of the bank have about 1; scale"),
-        (lambda bank, rng: bank.forget(before=99), "before 99 would leave none of the 30 unique"),
+        (lambda bank, rng: bank.forget(before=99), "before 99 would drop all 30 unique queries"),
     ],
 )  # fmt: skip
 def test_a_bad_change_is_refused_and_changes_nothing(rng, change, words):

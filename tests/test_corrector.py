@@ -208,7 +208,7 @@ def test_raw_items_have_room_up_to_a_margin_and_are_rejected_beyond_it(made):
     assert corrector.transform_items(2.4 * made.new).shape == (60, 18)
     long = made.new.copy()
     long[0] *= 9
-    with pytest.raises(NNNormError, match=r"with its bias, but .* room for .*; fit again"):
+    with pytest.raises(NNNormError, match=r"with its bias, .* allow at most .*; fit again"):
         corrector.transform_items(long)
     assert len(corrector.bias_for(long)) == 60  # a value needs no room
 
@@ -219,7 +219,9 @@ def test_raw_items_have_room_up_to_a_margin_and_are_rejected_beyond_it(made):
 @pytest.mark.parametrize("method", ["bias_for", "transform_items", "transform_queries"])
 def test_rows_of_another_width_or_without_unit_norm_are_rejected(made, corrector, method):
     ask = getattr(corrector, method)
-    with pytest.raises(NNNormError, match=r"share dim; got .*12.*16.*Were they encoded by diff"):
+    with pytest.raises(
+        NNNormError, match=r"same dimension; got .*12.*16.*Were they encoded by diff"
+    ):
         ask(made.new[:, :12])
     with pytest.raises(NNNormError, match=r"do not have unit norm \(norms 3 to 3\), but all rows"):
         ask(3 * made.new)
@@ -276,7 +278,7 @@ def test_items_of_another_model_of_the_same_width_are_warned_of():
     corrector = Corrector.fit(shapes.gallery[::2], shapes.references)
     dim = shapes.gallery.shape[1]
     other = shapes.gallery[:100] @ np.linalg.qr(np.random.default_rng(0).normal(size=(dim, dim)))[0]
-    with pytest.warns(nnnorm.NNNormWarning, match="standard deviations from that of the gallery"):
+    with pytest.warns(nnnorm.NNNormWarning, match="deviations from that of the corrector's"):
         corrector.bias_for(other)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -287,8 +289,8 @@ def test_items_of_another_model_of_the_same_width_are_warned_of():
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (InvertedSoftmax(gated=True), "method qbnorm decides per query"),
-        (DualSoftmax(9.0, 2.0, gate="safe"), "method dualdis decides per query"),
+        (InvertedSoftmax(gated=True), "method qbnorm depends on the best items"),
+        (DualSoftmax(9.0, 2.0, gate="safe"), "method dualdis depends on the best items"),
         (nnnorm.Sinkhorn(), "method sinkhorn balances all items of a gallery at once"),
         ("nnn", r"method must be a Method, such as NNN\(\); got str"),
     ],
@@ -358,7 +360,7 @@ def test_a_refit_takes_a_gallery_that_has_grown_and_keeps_the_second_bank(made):
     second = first.refit(made.references, gallery=np.concatenate([made.gallery, made.new]))
     assert len(second.bias) == 160
     np.testing.assert_array_equal(second.gallery_references, first.gallery_references)
-    with pytest.raises(NNNormError, match=r"share dim; got gallery \(100, 12\)"):
+    with pytest.raises(NNNormError, match=r"same dimension; got gallery \(100, 12\)"):
         first.refit(made.references, gallery=made.gallery[:, :12])
 
 

@@ -94,7 +94,7 @@ def test_rows_of_a_corrector_with_clicks_rank_by_the_sum_in_every_metric(shop, m
 def test_clicks_beyond_the_room_of_the_rows_are_refused_and_can_be_given_room(shop, tmp_path):
     corrector, gallery, queries = shop
     popular = Popularity(np.where(np.arange(60) == 7, 10**6, 3), weight=0.3)
-    with pytest.raises(NNNormError, match=r"no room for the 1,000,000 clicks of item 7 with a"):
+    with pytest.raises(NNNormError, match=r"item 7 has 1,000,000 clicks, more than"):
         corrector.transform_items(gallery, popularity=popular)
     wider = corrector.with_room(popular)
     wider.save(tmp_path / "wider.safetensors")
@@ -113,7 +113,7 @@ def test_a_corrector_that_corrects_nothing_takes_no_clicks(shop):
     flat = Corrector.fit(gallery[:50], gallery[50:], NNN(4, 0.0), **known)
     for call in (flat.transform_items, flat.with_room):
         arguments = (gallery,) if call == flat.transform_items else ()
-        with pytest.raises(NNNormError, match="has the weight 0"):
+        with pytest.raises(NNNormError, match="has weight 0"):
             call(*arguments, popularity=Popularity(np.ones(60)))
 
 
@@ -251,7 +251,7 @@ def test_a_weight_at_the_end_of_the_grid_is_said(traffic):
         "clicks": np.where(popular, 3, 0),
     }
     noise = 8 * np.random.default_rng(1).normal(size=sure["queries"].shape)
-    with pytest.warns(nnnorm.NNNormWarning, match="largest weight .* is the best one, 0.12"):
+    with pytest.warns(nnnorm.NNNormWarning, match="the largest one that was tried, 0.12"):
         nnnorm.tune(**(sure | {"queries": sure["queries"] + noise}), normalize=True)
 
 

@@ -129,9 +129,11 @@ def test_k_out_of_range_says_both_numbers(small, k):
 
 
 def test_queries_of_another_dim_are_rejected(small, bias):
-    with pytest.raises(NNNormError, match=r"queries and gallery must share dim; .*\(11, 5\)"):
+    with pytest.raises(
+        NNNormError, match=r"queries and gallery must have the same dimension; .*\(11, 5\)"
+    ):
         search(small.queries[:, :5], small.gallery)
-    with pytest.raises(NNNormError, match="must share dim; got 5 and 12"):
+    with pytest.raises(NNNormError, match="must have the same dimension; got 5 and 12"):
         augment_queries(small.queries[:, :5], bias)
 
 

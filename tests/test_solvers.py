@@ -204,7 +204,7 @@ def test_more_references_than_there_are_is_one_sentence_with_every_solver(solver
     ("method", "options", "words"),
     [
         (NNN(), {"solver": "gpu"}, f"solver must be one of {', '.join(SOLVER_NAMES)}; got 'gpu'"),
-        (NNN(), {"quality": 4}, "quality is for the solver approximate; got it with auto"),
+        (NNN(), {"quality": 4}, "quality only applies to the solver approximate; got it with auto"),
         (NNN(), {"solver": "approximate", "quality": 2.5}, "whole number of at least 1; got 2.5"),
         (DN(), {"solver": "approximate"}, "which method dn does not use; leave out solver"),
     ],

@@ -83,7 +83,7 @@ def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], 
     except NNNormError as error:
         if has_list or any(str(one).endswith("\0") for one in ids):  # no column of other things
             raise NNNormError(f"{error}; correct {files[-1].name}, or remove its ids") from None
-        warn(f"{error}; they are left out, and rows go by their numbers unless you pass ids")
+        warn(f"{error}; they are ignored: row numbers are the ids, unless you pass ids")
         return parts, name, None
 
 
@@ -113,8 +113,8 @@ def _fetch(url: str, name: str) -> list[Path]:
     except Exception as error:  # each kind of store raises its own errors
         reason = hide_secrets(first_line(error), url)
         raise NNNormError(
-            f"{show_url(url)} can't be reached ({reason}); check the URL, and that its library "
-            "(such as s3fs) and its credentials are there"
+            f"{show_url(url)} can't be reached ({reason}); check the URL, that its library "
+            "(such as s3fs) is installed, and that its credentials are set"
         ) from (error if reason == first_line(error) and show_url(url) == url else None)
     return chosen
 
@@ -223,8 +223,7 @@ def check_columns(name: object, needed: Sequence[str], header: list[str]) -> Non
     for column in needed:
         if column not in header:
             raise NNNormError(
-                f"{name} needs the column {column}; {column} is not there, it has: "
-                f"{', '.join(header) or 'none'}"
+                f"{name} must have the column {column}; it has: {', '.join(header) or 'none'}"
             )
         if header.count(column) > 1:
             raise NNNormError(f"{name} has the column {column} twice; rename one of them")
@@ -272,7 +271,7 @@ def read_batches(
         kind = file.schema_arrow.field(column).type
         is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
         if not is_list or not types.is_floating(kind.value_type):
-            raise NNNormError(f"{name}: column {column!r} must be a list of floats; it is {kind}")
+            raise NNNormError(f"{name}: column {column!r} must be a list of floats; got {kind}")
         n_rows, start, dim = file.metadata.num_rows, 0, None
         for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
             found = batch.column(column)
@@ -285,14 +284,14 @@ def read_batches(
             dim = int(lengths[0]) if dim is None else dim
             if len(wrong := np.flatnonzero(lengths != dim)):
                 raise NNNormError(
-                    f"{name}: all rows of {column!r} must share dim; row {start + wrong[0]} has "
-                    f"{lengths[wrong[0]]} numbers, row 0 has {dim}"
+                    f"{name}: all rows of {column!r} must have the same dimension; row "
+                    f"{start + wrong[0]} has {lengths[wrong[0]]} numbers, row 0 has {dim}"
                 )
             rows = found.flatten().to_numpy(zero_copy_only=False).reshape(len(found), -1)
             yield n_rows, rows, {other: np.asarray(batch.column(other)) for other in others}
             start += len(found)
         if start != n_rows:  # rows that were never read must not pass for embeddings
-            raise ValueError(f"{n_rows} rows announced, {start} found")
+            raise ValueError(f"expected {n_rows} rows; got {start}")
 
 
 def _read_parquet(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any]]:

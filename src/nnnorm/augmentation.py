@@ -60,8 +60,8 @@ class Augmentation:
         squares += stored.astype(np.float64) ** 2
         if (squares > limit * (1 + _ROUNDING)).any():
             raise NNNormError(
-                f"an item has the norm {math.sqrt(squares.max()):.4g} with its bias, but stored "
-                f"rows have room for {self.radius:.4g}; fit again with this item in the gallery"
+                f"with its bias, an item has norm {math.sqrt(squares.max()):.4g}, but stored rows "
+                f"allow at most {self.radius:.4g}; fit again with this item in the gallery"
             )
         rest = np.sqrt((limit - squares).clip(min=0)).astype(np.float32)
         return np.column_stack([rows, stored, rest])
@@ -213,8 +213,8 @@ def augment_queries(
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     if bias.dim is not None and asked.dim != bias.dim:
         raise NNNormError(
-            f"{asked.name} and the gallery of the bias must share dim; got {asked.dim} and "
-            f"{bias.dim}. Were they encoded by different models?"
+            f"{asked.name} and the bias's gallery must have the same dimension; got {asked.dim} "
+            f"and {bias.dim}. Were they encoded by different models?"
         )
     used = check_correction(bias.weight if weight is None else weight, bias.values)
     return Augmentation(target).extend_queries(asked.rows(0, len(asked)), used)

@@ -273,11 +273,11 @@ class Bank:
         2
         """
         if self.last_seen is None:
-            raise NNNormError("this bank has no times to forget by; build it with times (--time)")
+            raise NNNormError("this bank has no times; build it with times (--time)")
         is_kept = self._kept.last_seen >= read_times([before], "before")[0]
         if not is_kept.any():
             raise NNNormError(
-                f"before {before} would leave none of the {len(self):,} unique queries, which were "
+                f"forgetting queries before {before} would drop all {len(self):,} unique queries, "
                 f"seen {describe_times(self)}; pass an earlier time"
             )
         self.n_forgotten += int(self.counts[~is_kept].sum())

@@ -181,7 +181,7 @@ class Bias:
             )
         if self.gates:
             raise NNNormError(
-                f"a gated bias ({self.method}) decides per query, so that no popularity can be "
+                f"a gated bias ({self.method}) decides per query, so popularity can't be "
                 "added to it; fit the method without its gate"
             )
         if "popularity_weight" in self.params:
@@ -307,7 +307,7 @@ def check_correction(weight: float, values: npt.ArrayLike) -> float:
     if largest > _LARGEST_CORRECTION:
         raise NNNormError(
             f"weight times bias reaches {largest:.3g}, beyond float32; use a smaller weight, or "
-            "fit the bias on embeddings of usual size"
+            "fit the bias on embeddings with smaller norms"
         )
     return used
 

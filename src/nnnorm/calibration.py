@@ -162,7 +162,7 @@ def calibrate(confidence: npt.ArrayLike, is_right: npt.ArrayLike | None = None) 
     if slope < _CLEAR_SLOPE * error:
         warn(
             f"confidence hardly separates right from wrong first hits in these {len(labels):,} "
-            "labels; check that they are in the order of the queries, or give more of them"
+            "labels; check that they are in the order of the queries, or pass more of them"
         )
     held_out = np.empty(len(x))
     fold = np.random.default_rng(0).permutation(len(x)) % _N_FOLDS

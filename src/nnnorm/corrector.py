@@ -678,15 +678,15 @@ class Corrector:
         if len(items) >= _FEWEST_JUDGED and away > _FAR * spread > 0:
             warn(
                 f"the bias of {items.name} is {away / spread:.0f} standard deviations from that of "
-                "the gallery of the corrector; were they encoded by another model?"
+                "the corrector's gallery; were they encoded by another model?"
             )
         return values
 
     def _check_weighted(self) -> None:
         if self.weight == 0:
             raise NNNormError(
-                "this corrector has the weight 0, so its queries ignore all values and a "
-                "popularity would not count; store augment_gallery(items, corrector.bias_for("
+                "this corrector has weight 0, so its queries ignore the bias, and popularity has "
+                "no effect; store augment_gallery(items, corrector.bias_for("
                 "items) + popularity) and search with augment_queries"
             )
 
@@ -702,9 +702,9 @@ class Corrector:
         if beyond[row] ** 2 + items.norm_range[1] ** 2 > kept.radius**2:
             clicks = np.asarray(popularity.clicks)[row]
             raise NNNormError(
-                f"{items.name}: the rows of this corrector have no room for the {clicks:,.0f} "
-                f"clicks of item {row} with a weight of {popularity.weight:g}; store all items "
-                "again with corrector.with_room(popularity), or use a smaller weight"
+                f"{items.name}: item {row} has {clicks:,.0f} clicks, more than the stored rows can "
+                f"represent with a weight of {popularity.weight:g}; store all items again with "
+                " corrector.with_room(popularity), or use a smaller weight"
             )
         return added
 
@@ -797,13 +797,13 @@ def check_method(method: Method) -> None:
     check_type("method", method, Method, "such as NNN()")
     if method.gated_by:
         raise NNNormError(
-            f"method {method.name} decides per query, by which items are the best of the whole "
-            "gallery, so later items have no value of their own; use it without its gate, or nnn"
+            f"method {method.name} depends on the best items of each query, so it can't give "
+            "later items a bias; use it without its gate, or use nnn"
         )
     if not method.values_each_item:
         raise NNNormError(
-            f"method {method.name} balances all items of a gallery at once, so later items have no "
-            "value of their own; use nnn, csls, dn or is"
+            f"method {method.name} balances all items of a gallery at once, so it can't give later "
+            "items a bias; use nnn, csls, dn or is"
         )
 
 

@@ -354,7 +354,7 @@ def drop_copies(
     if duplicates == "keep" and references.counts is not None:
         raise NNNormError(
             "a bank keeps every unique query once, so it has no duplicates to keep; leave out "
-            'duplicates, or give the queries themselves with duplicates="keep"'
+            'duplicates, or pass the queries themselves with duplicates="keep"'
         )
     if duplicates == "keep":
         return References(references, len(references), references.fingerprint)

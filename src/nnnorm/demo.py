@@ -18,6 +18,11 @@ from nnnorm.files import make_folder
 from nnnorm.report import Table
 from nnnorm.report.tables import show_gain
 
+INTRODUCTION = (
+    "5,000 captions search 1,000 pictures of shapes. Some pictures are hubs: the top result of "
+    "many captions that don't describe them. From 20,000 past captions, without labels, nnnorm "
+    "estimates how inflated each picture's scores are and subtracts that.\n"
+)
 _LONGEST = 54  # letters of an example's caption
 _BIAS = "bias.safetensors"
 _NEXT = """
@@ -36,12 +41,6 @@ class Example(Record):
     right: int
     before: int
     after: int
-
-    @property
-    def title(self) -> str:
-        """The caption, and whether the correction makes its top result worse."""
-        worse = self.after != self.right
-        return f"{self.caption} – worse with the correction" if worse else self.caption
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,15 +91,6 @@ def run_demo(output: str | Path = "demo-output") -> Demo:
 # --- in words ------------------------------------------------------------------------------------
 
 
-def introduce_demo() -> str:
-    """Describe the data, before anything is computed."""
-    return (
-        "5,000 captions search 1,000 pictures of shapes. Some pictures are hubs: the top result of "
-        "many captions that don't describe them. From 20,000 past captions, without labels, "
-        "nnnorm estimates how inflated each picture's scores are and subtracts that.\n"
-    )
-
-
 def describe_demo(demo: Demo) -> Iterator[Table | str]:
     """Describe a demo in one screen of 80 columns."""
     before, after, found = demo.before, demo.after, demo.hubness
@@ -122,7 +112,8 @@ def describe_demo(demo: Demo) -> Iterator[Table | str]:
     hubs = evaluation.find_hubs(found.occurrences)
     yield "\nTop results of three captions (✓ the right picture, ● a hub)"
     for example in demo.examples:
-        yield f"  {example.title}"
+        worse = " – worse with the correction" if example.after != example.right else ""
+        yield f"  {example.caption}{worse}"
         for label, item in (("before", example.before), ("after", example.after)):
             mark = "✓" if item == example.right else "●" if item in hubs else " "
             background, things = read_scene(demo.shapes.scenes[item])

@@ -190,8 +190,8 @@ class Embeddings(StoredMatrix):
         for path, (inode, *content) in (self.measured.stamps or {}).items():
             if path in now and now[path][0] == inode and list(now[path][1:]) != content:
                 raise NNNormError(
-                    f"{self.name} changed on disk after it was opened, so its rows may be a "
-                    "mixture; open it again, and replace files instead of writing into them"
+                    f"{self.name} changed on disk after it was opened, so its rows may be "
+                    "inconsistent; open it again, and replace files instead of writing into them"
                 )
         return f"{self.measured.digest}{':unit' if self.normalized else ''}"
 
@@ -364,7 +364,7 @@ def _read_source(
         if kind == "O" and part.ndim == 0:
             got = type(source).__name__
             order = "; the order is (queries, gallery, bias)" if got == "Bias" else ""
-            raise NNNormError(f"{name}: got a {got} where an array or a path was expected{order}")
+            raise NNNormError(f"{name} must be an array or a path; got a {got}{order}")
         if kind != "f" or part.dtype.itemsize not in (2, 4, 8):
             hint = _HINTS.get("i" if kind == "u" and is_wide else kind) if is_wide else None
             raise NNNormError(
@@ -376,10 +376,13 @@ def _read_source(
             got = f"got shape {part.shape}{hint}"
             raise NNNormError(f"{name} must have two dimensions {expected}; {got}")
         if 0 in part.shape:
-            raise NNNormError(f"{name} is empty: got shape {part.shape}, need a row and a column")
+            raise NNNormError(
+                f"{name} must have at least one row and column; got shape {part.shape}"
+            )
         if part.shape[1] != parts[0].shape[1]:
             raise NNNormError(
-                f"{name}: all shards must share dim; got {parts[0].shape[1]} and {part.shape[1]}"
+                f"{name}: all shards must have the same dimension; got {parts[0].shape[1]} and "
+                f"{part.shape[1]}"
             )
     return parts, name, ids
 
@@ -395,8 +398,8 @@ def check_norms(name: str, low: float, high: float, *, warn_of_norms: bool) -> N
     if warn_of_norms and high - low > EQUAL_NORMS * high:
         warn(
             f"rows of {name} have norms {low:.3g} to {high:.3g}, so scores are raw inner "
-            "products; for cosine pass normalize=True (--normalize), and if inner products are "
-            "meant, normalize=False (--no-normalize)"
+            "products; for cosine, pass normalize=True (--normalize); to keep inner products, pass "
+            "normalize=False (--no-normalize)"
         )
 
 
@@ -404,8 +407,9 @@ def check_same_dim(first: Embeddings, second: Embeddings) -> None:
     """Raise unless both have the same number of columns."""
     if first.dim != second.dim:
         raise NNNormError(
-            f"{first.name} and {second.name} must share dim; got {first.name} {first.shape} and "
-            f"{second.name} {second.shape}. Were they encoded by different models?"
+            f"{first.name} and {second.name} must have the same dimension; got {first.name} "
+            f"{first.shape} and {second.name} {second.shape}. Were they encoded by different "
+            "models?"
         )
 
 
@@ -423,8 +427,8 @@ def check_same_norms(
     low, high = other.norm_range
     message = (
         f"{unit.name} has unit norms and {other.name} does not (norms {low:.3g} to {high:.3g}); "
-        "for cosine pass normalize=True (--normalize), and if inner products are meant, open both "
-        "with normalize=False (--no-normalize)"
+        "for cosine, pass normalize=True (--normalize); for inner products, open both with "
+        "normalize=False (--no-normalize)"
     )
     if unit.normalized:
         raise NNNormError(message)

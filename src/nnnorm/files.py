@@ -165,9 +165,8 @@ def check_memory(n_bytes: int, name: str) -> None:
     there = available_memory()
     if there is not None and n_bytes > there:
         raise NNNormError(
-            f"{name} announces {n_bytes / 1e9:,.1f} GB, more than the {there / 1e9:,.1f} GB of "
-            "memory that are available; is it damaged? Embeddings of that size are read from .npy "
-            "files, which are not loaded"
+            f"{name} needs {n_bytes / 1e9:,.1f} GB, but only {there / 1e9:,.1f} GB of memory are "
+            "available; is it damaged? If it isn't, save it as .npy, which isn't loaded into memory"
         )
 
 
@@ -239,7 +238,7 @@ def load_record(
             maker = f"nnnorm extend --corrector {path} --items GALLERY -o bias.safetensors"
         what = f"a {other}" if other else "not an nnnorm file"
         raise NNNormError(f"{path} is {what}; expected a {kind}: make one with {maker}")
-    reason = "its numbers are not those that were saved"
+    reason = "its numbers changed after it was saved"
     if head.get("digest") == _digest_of(arrays, head.get("about")):
         try:
             return build(arrays, head["about"])
@@ -260,7 +259,7 @@ def _read_head(file: Any) -> dict[str, Any]:
 
 
 def kind_of_record(path: PathLike) -> str:
-    """The kind that a file says it is; empty if it is no record of this package."""
+    """The kind that a file says it is; empty if it isn't a record of this package."""
     from safetensors import SafetensorError, safe_open
 
     check_regular(path)  # a pipe may never end

@@ -76,7 +76,7 @@ def check_inputs(
         sampled = "" if n_read == len(gallery) else " sampled"
         warn(
             f"{gallery.name} has {n_different:,} different rows among {n_read:,}{sampled}: "
-            "repeated items share their places, so R@K means little; remove the repeated rows"
+            "repeated items tie with each other, so R@K means little; remove the repeated rows"
         )
     # Another dim is rejected elsewhere, with both shapes.
     if allow_gallery_rows or len(references) < FEW_QUERIES or references.dim != gallery.dim:

@@ -220,8 +220,8 @@ class _Strips:
         fits = memory_budget * 3 // 4 // bytes_per_row
         if fits == 0:
             raise NNNormError(
-                f"a memory_budget of {memory_budget} bytes holds no row of {n_columns} scores; "
-                "Sinkhorn needs at least that, give more"
+                f"a memory_budget of {memory_budget} bytes can't hold a row of {n_columns} scores, "
+                "which Sinkhorn needs; pass more"
             )
         self._size = min(n_rows, fits, max(64, 2**23 // n_columns))
         self._buffer = np.empty((self._size, n_columns), dtype=np.float32)

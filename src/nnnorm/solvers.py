@@ -69,7 +69,7 @@ def check_solver(solver: str, quality: int | None) -> None:
     if solver not in SOLVER_NAMES:
         raise NNNormError(f"solver must be one of {', '.join(SOLVER_NAMES)}; got {solver!r}")
     if quality is not None and solver != "approximate":
-        raise NNNormError(f"quality is for the solver approximate; got it with {solver}")
+        raise NNNormError(f"quality only applies to the solver approximate; got it with {solver}")
     if quality is not None:
         check_count("quality", quality)
 

@@ -282,8 +282,8 @@ def _text_parts(
             dim = dim or len(rows[0])
             if len(rows[-1]) != dim:
                 raise NNNormError(
-                    f"{path}: all embeddings must share dim; {where} has {len(rows[-1])} numbers, "
-                    f"the first row has {dim}"
+                    f"{path}: all embeddings must have the same dimension; {where} has "
+                    f"{len(rows[-1])} numbers, the first row has {dim}"
                 )
         yield 0, np.stack(rows), {name: [row[name] for _, row in part] for name in others}
 

@@ -104,12 +104,12 @@ def test_check_without_past_queries_makes_a_bank_of_these(problem):
 def test_check_without_labels_and_with_few_says_what_is_missing(problem):
     text = " ".join(run("check", *FILES, *BANK, "--explain").stdout.split())
     assert "R@1" not in text
-    assert "Items that are asked for more often than others look like hubs here too." in text
+    assert "Popular items also look like hubs here." in text
     for name in ("queries", "truth"):
         np.save(f"{name}.npy", problem[name][::50])
     text = " ".join(run("check", *FILES, *BANK, *TRUTH).stdout.split())
     assert "includes 0] points with automatic settings" in text
-    assert "Too few labels: to tell 1 point from 0 takes about " in text
+    assert "Too few labels: to detect a gain of 1 point, you need about " in text
 
 
 @pytest.mark.slow

@@ -104,8 +104,8 @@ def test_input_that_does_not_fit_is_one_sentence_and_writes_nothing(files, tmp_p
     run(*FIT)
     before = (tmp_path / "bias.safetensors").read_bytes()
     narrow = ["--items", "narrow.npy", "-o", "bias.safetensors"]
-    assert_fails(run(*EXTEND[:3], *narrow), "and references must share dim; got ")
-    assert_fails(run(*DRIFT, "narrow.npy"), "and references must share dim; got ")
+    assert_fails(run(*EXTEND[:3], *narrow), "and references must have the same dimension; got ")
+    assert_fails(run(*DRIFT, "narrow.npy"), "and references must have the same dimension; got ")
     assert (tmp_path / "bias.safetensors").read_bytes() == before
     bias = ["extend", "--corrector", "bias.safetensors", *EXTEND[3:]]
     assert_fails(run(*bias), "is a bias; expected a corrector")
@@ -118,7 +118,7 @@ def test_outputs_that_would_overwrite_inputs_or_each_other_are_refused(files):
     run(*FIT)
     assert_fails(run(*EXTEND[:-1], "corrector.safetensors"), "is one of the inputs")
     assert_fails(run(*FIT, "--method", "sinkhorn"), "balances all items of a gallery at once")
-    assert_fails(run(*FIT, "--method", "qbnorm"), "decides per query")
+    assert_fails(run(*FIT, "--method", "qbnorm"), "depends on the best items")
 
 
 @pytest.mark.slow

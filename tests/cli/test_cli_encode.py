@@ -151,7 +151,7 @@ def test_killed_half_way_and_resumed_every_byte_is_the_same(workplace, tiny_mode
         (["--texts", "captions.txt", "--audio", "sounds"], "encodes images and texts, not audio"),
         (["--texts", "captions.txt", "--device", "warp:9"], "device 'warp:9' can't be used here"),
         (["--texts", "captions.txt:caption"], "is not a table and has no column 'caption'"),
-        ([], "pass --images, --texts and --audio, any of"),
+        ([], "pass at least one of --images, --texts and --audio"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_written(workplace, tiny_model, arguments, words):

@@ -76,9 +76,9 @@ def test_new_items_are_judged_by_a_corrector(files):
         ([*SCAN, "--budget", "lots"], "budget must be a share"),
         ([*SCAN, "-o", "list.csv"], "the output must end in .txt or .json"),
         ([*SCAN, "-o", "gallery.npy"], "is one of the inputs"),
-        (["scan", "--references", "references.npy"], "give --gallery, or --items"),
-        (["scan", "--items", "new.npy"], "pass --corrector"),
-        (["scan", "--items", "new.npy", "--corrector", "c.safetensors", "--budget", "3"], "one"),
+        (["scan", "--references", "references.npy"], "pass --gallery, or --items"),
+        (["scan", "--items", "new.npy"], "--items need --corrector"),
+        (["scan", "--items", "new.npy", "--corrector", "c.safetensors", "--budget", "3"], "leave"),
     ],
 )
 def test_wrong_options_are_answered_with_a_sentence(files, options, words):

@@ -157,7 +157,7 @@ def test_fit_takes_an_engine_and_shows_the_error_that_it_tells(files):
     params = json.loads(result.stdout)["params"]
     assert (params["solver"], params["quality"]) == ("approximate", 16)
     assert 0 < params["error"] < 0.5
-    assert_fails(fit("--set", "quality=16"), "quality is for the solver approximate")
+    assert_fails(fit("--set", "quality=16"), "quality only applies to the solver approximate")
     assert fit("--solver", "abacus").exit_code == 2
 
 
@@ -168,7 +168,7 @@ def test_normalize_is_for_fit_and_search_alike(files):
 
 
 def test_rows_without_unit_norm_are_noted_unless_they_are_meant(files):
-    assert "raw inner products; for cosine pass normalize=True (--normalize)" in fit().stderr
+    assert "raw inner products; for cosine, pass normalize=True (--normalize)" in fit().stderr
     assert "Note" not in fit("--no-normalize").stderr
 
 
@@ -240,7 +240,10 @@ def with_nan(array):
     ("change", "words"),
     [
         (with_nan, "references (references.npy) must be finite; row 7 has NaN in column 3"),
-        (lambda a: a[:, :5], "must share dim; got gallery (gallery.npy) (23, 12) and references"),
+        (
+            lambda a: a[:, :5],
+            "must have the same dimension; got gallery (gallery.npy) (23, 12) and references",
+        ),
         (
             lambda a: a.astype(int),
             "these look like truth or row numbers; were the arguments swapped",
@@ -264,7 +267,7 @@ def test_numbers_that_do_not_fit_say_both(files):
 @pytest.mark.parametrize(
     ("options", "n_references", "words"),
     [
-        ((), 1, "1 references can't tell the hubs of 23 items from noise, so the weight is 0;"),
+        ((), 1, "1 past queries are too few to distinguish the hubs of 23 items from noise, so "),
         (("--alpha", 0), 57, "the weight is 0"),
         (("--method", "none"), 57, "the method is none"),
         (("--method", "is", "--set", "beta=0"), 57, "every item's value is 0"),
@@ -403,8 +406,8 @@ def test_wrong_usage_has_exit_code_2(files):
     for pair, words in (("center", "expected NAME=VALUE"), ("alpha=1", "alpha is given twice")):
         assert_fails(fit("--alpha", 1, "--set", pair), words, 2)
     assert fit("--method", "best").exit_code == 2
-    assert_fails(fit("-k", 3), "No such option: -k; past queries averaged per item", 2)
-    assert_fails(run("check", "a.npy", "b.npy"), "files are passed by options", 2)
+    assert_fails(fit("-k", 3), "No such option: -k; for the number of past queries, use", 2)
+    assert_fails(run("check", "a.npy", "b.npy"), "files are passed as options", 2)
 
 
 # --- a terminal ---------------------------------------------------------------------------------

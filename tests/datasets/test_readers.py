@@ -109,7 +109,7 @@ def test_each_file_is_a_split_and_captions_find_their_image_by_its_id(write_coco
 
 def test_a_caption_of_an_unknown_image_is_rejected(write_coco):
     path = write_coco("val2017", [1], [(1, "a"), (2, "b"), (3, "c")])
-    with pytest.raises(NNNormError, match=r"2 captions are of images .* the first of image 2"):
+    with pytest.raises(NNNormError, match=r"2 captions belong to images .* such as image 2"):
         read_coco([path])
 
 

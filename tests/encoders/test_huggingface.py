@@ -125,7 +125,7 @@ def test_clap_that_fuses_random_pieces_is_rejected(copied):
     folder = copied("clap")
     path = folder / "preprocessor_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "truncation": "fusion"}))
-    with pytest.raises(NNNormError, match="fuses long sounds from pieces drawn at random"):
+    with pytest.raises(NNNormError, match="uses random pieces of long sounds"):
         load_encoder(str(folder), device="cpu")
 
 
@@ -280,7 +280,9 @@ def test_a_folder_without_any_tokenizer_is_rejected_instead_of_knowing_no_words(
     folder = copied(kind)
     for path in folder.glob("tokenizer*"):
         path.unlink()
-    with pytest.raises(NNNormError, match=r"tokenizer of model .* knows no words|can't be loaded"):
+    with pytest.raises(
+        NNNormError, match=r"tokenizer of model .* has no vocabulary|can't be loaded"
+    ):
         load_encoder(str(folder), device="cpu")
 
 

@@ -155,7 +155,7 @@ def test_a_bank_of_another_source_is_a_reason_not_to_trust_it(hubs):
         found = check(hubs.gallery, other, **hubs.known)
     assert found.z > 4
     assert found.expectation == "unclear"
-    assert "they are not like the queries, which may make results worse" in found.reasons
+    assert "they don't resemble your queries, which may make results worse" in found.reasons
     with pytest.warns(NNNormWarning, match="were the two swapped"):
         unlabeled = check(hubs.gallery, other, queries=hubs.known["queries"])
     assert unlabeled.next[0].endswith("Corrector.fit(gallery, references, recent=queries).bias")
@@ -193,7 +193,7 @@ def test_past_queries_for_other_items_than_the_labels_are_said_to_inflate_the_ga
     within = {"queries": known["queries"], "truth": known["truth"] - 150}
     assert found.within == gain_of(hubs.gallery[150:], own, **within)
     assert found.recommended != "tuned"
-    assert "your past queries ask for other items than these queries do" in " ".join(
+    assert "your past queries and these queries ask for different items" in " ".join(
         str(found).split()
     )
     is_past = rng.random(len(truth)) < 0.5

@@ -100,7 +100,7 @@ def test_references_stand_for_the_automatic_bias(hubs):
     gallery, queries, references = hubs
     fitted = diagnose(queries, gallery, NNN().fit(gallery, references))
     assert diagnose(queries, gallery, references=references).to_dict() == fitted.to_dict()
-    with pytest.raises(NNNormError, match="give a bias or references to fit one from, not both"):
+    with pytest.raises(NNNormError, match="pass either a bias or references, not both"):
         diagnose(queries, gallery, NNN().fit(gallery, references), references=references)
 
 

@@ -106,9 +106,9 @@ def test_the_path_of_a_saved_corrector_will_do(shapes, corrector, tmp_path):
 
 
 def test_queries_that_do_not_fit_are_refused(shapes, corrector):
-    with pytest.raises(NNNormError, match="share dim; got "):
+    with pytest.raises(NNNormError, match="same dimension; got "):
         measure_drift(corrector, shapes.queries[:, :60])
-    with pytest.raises(NNNormError, match="queries is empty"):
+    with pytest.raises(NNNormError, match="queries must have at least one row"):
         measure_drift(corrector, shapes.queries[:0])
     with pytest.raises(NNNormError, match="do not have unit norm"):
         measure_drift(corrector, 2 * shapes.queries)
@@ -118,8 +118,8 @@ def test_queries_that_do_not_fit_are_refused(shapes, corrector):
 def test_the_table_says_the_verdict_first_and_why(corrector, other, shapes):
     table = tabulate_drift(measure_drift(corrector, other[:300]))
     n_references = f"{len(corrector.references):,}"
-    assert table.title == f"Refit now: 300 queries against a bank of {n_references}"
-    assert any("do not mix with the bank" in note for note in table.notes)
+    assert table.title == f"Refit now: 300 queries, {n_references} past queries"
+    assert any("don't resemble the past queries" in note for note in table.notes)
     fine = tabulate_drift(measure_drift(corrector, shapes.queries[::5][:300]))
     assert fine.title.startswith("Fine")
     assert len(fine.notes) == 1

@@ -141,7 +141,7 @@ def test_constant_values_have_no_width():
 
 @pytest.mark.parametrize(("values", "clusters"), [([1.0], None), ([1.0, 0.0], [3, 3])])
 def test_one_group_of_queries_has_no_interval(values, clusters):
-    words = "an interval needs queries that ask for two different items at least"
+    words = "an interval needs queries that ask for at least two different items"
     with pytest.raises(NNNormError, match=words):
         interval_of_mean(values, clusters)
 

@@ -263,7 +263,7 @@ def test_a_ranking_shallower_than_asked_says_both_numbers(small):
         with pytest.raises(NNNormError) as refused:
             ask()
         assert str(refused.value) == (
-            f"this needs the first {places} places, but the ranking holds 5; search with a "
+            f"this needs the top {places} hits, but the ranking has 5; search with a "
             "larger k, or evaluate the embeddings"
         )
 

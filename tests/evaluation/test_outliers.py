@@ -261,9 +261,12 @@ def test_the_table_counts_verdicts_and_says_when_the_budget_is_used_up():
     [
         (lambda g, b, c: nnnorm.scan(g), "got neither"),
         (lambda g, b, c: nnnorm.scan(g, b, corrector=c), "got both"),
-        (lambda g, b, c: screen(c, g[:, :32]), "items and references must share dim; got items"),
-        (lambda g, b, c: nnnorm.scan(g[:, :32], b), "must share dim"),
-        (lambda g, b, c: screen(c, g[:0]), "items is empty"),
+        (
+            lambda g, b, c: screen(c, g[:, :32]),
+            "items and references must have the same dimension; got items",
+        ),
+        (lambda g, b, c: nnnorm.scan(g[:, :32], b), "must have the same dimension"),
+        (lambda g, b, c: screen(c, g[:0]), "items must have at least one row"),
         (lambda g, b, c: nnnorm.scan(g, b * (np.arange(len(b)) > 0)[:, None]), "row 0 is all zero"),
         (lambda g, b, c: nnnorm.scan(g[:3], b), "scan needs 8 rows of gallery; got 3"),
         (lambda g, b, c: nnnorm.scan(g, b[:2]), "scan needs 8 rows of references; got 2"),

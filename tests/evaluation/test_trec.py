@@ -108,8 +108,8 @@ def test_the_command_line_reads_and_writes_them(task):
     assert only["mrr"] == pytest.approx(expected[ir_measures.RR])
     assert only["ndcg_at_10"] == pytest.approx(expected[ir_measures.nDCG @ 10])
     short = [*sides, "--query-ids", "query_ids.txt"]
-    assert_fails(run("search", *short), "--query-ids are for --run-file")
-    assert_fails(run("evaluate", *short), "--query-ids are for qrels")
+    assert_fails(run("search", *short), "--query-ids need --run-file")
+    assert_fails(run("evaluate", *short), "--query-ids only apply to qrels")
     run_of_items = ["search", *sides, "--no-normalize", "--run-file", "gallery.npy"]
     assert_fails(run(*run_of_items), "gallery.npy is one of the inputs")
 
@@ -169,7 +169,7 @@ def test_what_is_left_out_is_said():
     assert "2 of 4 queries have no right item in the qrels" in said
     assert "1 queries of the qrels aren't among the queries" in said
     assert "1 right documents of the qrels aren't in the gallery" in said
-    with pytest.raises(NNNormError, match=r"no right document of these .* 'q' .* 'x' and 'a'"):
+    with pytest.raises(NNNormError, match=r"no right document for these .* 'q' .* 'x' and 'a'"):
         truth_of_qrels(qrels, query_ids=["q"], ids=["a"])
 
 
@@ -196,12 +196,12 @@ def test_lists_of_a_run_may_differ_in_length(tmp_path):
     ("text", "words"),
     [
         ("x Q0 a 1 0.5\n", "run: line 1 has 5 cells; expected 6: query Q0 document rank score tag"),
-        ("x Q0 a 1 0.5 t\nx Q0 a 2 0.5 t\n", "line 2 has the document 'a' of this query again"),
+        ("x Q0 a 1 0.5 t\nx Q0 a 2 0.5 t\n", "line 2 repeats the document 'a' of this query"),
         ("x Q0 a 1 high t\n", "run: line 1 has the score 'high'; expected a number"),
         ("x Q0 a 1 nan t\n", "run: line 1 has the score 'nan'; expected a number"),
         ("x Q0 a 1 -1e39 t\n", "run: line 1 has the score '-1e39'; expected a number"),
         ("x Q0 c 1 1 t\n", "line 1 names the document 'c', which isn't among the ids"),
-        ("y Q0 a 1 1 t\n", "run has no hits of these queries, such as 'x'"),
+        ("y Q0 a 1 1 t\n", "run has no hits for these queries, such as 'x'"),
     ],
 )
 def test_a_bad_run_is_rejected_with_its_line(tmp_path, text, words):
@@ -217,7 +217,7 @@ def test_a_bad_run_is_rejected_with_its_line(tmp_path, text, words):
         ("x 0 a 1.5\n", "line 1 has the grade '1.5'; expected a whole number"),
         ("x\ta\t1.0\nx\tb\t1\n", "line 1 has the grade '1.0'; expected a whole number"),
         (f"x 0 a {10**20}\n", "line 1 has the grade '100000000000000000000'"),
-        ("x 0 a 1\nx 0 a 2\n", "line 2 has the document 'a' of this query again"),
+        ("x 0 a 1\nx 0 a 2\n", "line 2 repeats the document 'a' of this query"),
     ],
 )
 def test_bad_qrels_are_rejected_with_their_line(tmp_path, text, words):

@@ -324,7 +324,7 @@ def test_queries_of_one_group_cannot_be_tuned_on_and_that_is_said_at_once(monkey
     monkeypatch.setattr(tune_module, "make_settings", None)
     with pytest.raises(
         NNNormError,
-        match="tuning needs queries that ask for two different items at least",
+        match="tuning needs queries that ask for at least two different items",
     ):
         tune(np.eye(3), np.eye(3), queries=np.eye(3)[:n_queries], truth=[1] * n_queries)
 

@@ -193,11 +193,11 @@ def test_mistakes_are_one_sentence_and_change_nothing(case, tmp_path):
             (lambda: index.add(made.items[:2], ids=["a", "a"]), "must be unique"),
             (lambda: index.add(made.items[:1]), "new items need ids"),
             (lambda: index.add(made.items[:1], ids=["nul\0"]), "null characters"),
-            (lambda: index.add(made.items[:1, :5], ids=["a"]), "must share dim"),
+            (lambda: index.add(made.items[:1, :5], ids=["a"]), "must have the same dimension"),
             (lambda: index.add(made.items[:1], ids=[7]), "are text; got whole numbers"),
             (lambda: index.delete(["3", "none"]), "has no item 'none'; nothing was deleted"),
             (lambda: index.search(made.queries, k=0), "k must be a whole number"),
-            (lambda: index.search(made.queries[:, :5]), "must share dim"),
+            (lambda: index.search(made.queries[:, :5]), "must have the same dimension"),
             (lambda: index.search(made.queries, filter=3.5), "filter|engine reports"),
             (lambda: index.search(made.queries, filter="no ( such"), "filter|engine reports"),
             (lambda: index.refresh(made.values[0]), "must be a Corrector"),
@@ -315,7 +315,7 @@ def test_clicks_are_added_to_the_bias_by_a_refresh(case, tmp_path):
         assert hits.ids.tolist() == order.astype(str).tolist()
         with pytest.raises(nnnorm.NNNormError, match="2 of 2 ids"):
             index.refresh(made.correctors[1], popularity=clicks, ids=["a", "b"])
-        with pytest.raises(nnnorm.NNNormError, match="clicks without ids must be one per item"):
+        with pytest.raises(nnnorm.NNNormError, match="clicks without ids must have one"):
             index.refresh(made.correctors[1], popularity=clicks)
         assert index.search(made.queries, k=5).ids.tolist() == hits.ids.tolist()
         with pytest.warns(nnnorm.NNNormWarning, match="1 of 2 ids"):

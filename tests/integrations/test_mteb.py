@@ -161,7 +161,7 @@ def test_mteb_finds_what_the_exact_search_finds(mteb, model, task, case, exact, 
 
 
 def test_a_function_needs_a_revision(case):
-    with pytest.raises(NNNormError, match="name how it does so with revision="):
+    with pytest.raises(NNNormError, match="needs a revision; name one, such as revision="):
         name_model(None, lambda corpus: case.corrector)
 
 

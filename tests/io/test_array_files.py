@@ -161,7 +161,7 @@ def test_numbers_with_a_gap_or_twice_are_refused(tmp_path, names, what):
 
 def test_shards_that_do_not_fit_are_refused(tmp_path):
     save_shards(tmp_path / "a", [VALUES, VALUES, VALUES[:, :3]])
-    assert refusal(tmp_path / "a") == "all shards must share dim; got 4 and 3"
+    assert refusal(tmp_path / "a") == "all shards must have the same dimension; got 4 and 3"
     save_shards(tmp_path / "b", [VALUES, VALUES[0]])
     assert refusal(tmp_path / "b").startswith("must have two dimensions (n_rows, dim); got shape")
     save_shards(tmp_path / "c", [VALUES, VALUES])

@@ -37,8 +37,8 @@ from tests.io.matrices import (
             np.ones((2, 3, 4)),
             "gallery must have two dimensions (n_rows, dim); got shape (2, 3, 4)",
         ),
-        (np.ones((0, 4)), "gallery is empty: got shape (0, 4), need a row and a column"),
-        (np.ones((4, 0)), "gallery is empty: got shape (4, 0), need a row and a column"),
+        (np.ones((0, 4)), "gallery must have at least one row and column; got shape (0, 4)"),
+        (np.ones((4, 0)), "gallery must have at least one row and column; got shape (4, 0)"),
     ],
     ids=["one dimension", "three dimensions", "no rows", "no columns"],
 )
@@ -83,18 +83,17 @@ def test_python_objects_are_refused(source):
 @pytest.mark.parametrize(
     ("source", "what"),
     [
-        (None, "got a NoneType where an array or a path was expected"),
-        ({"a": 1.0}, "got a dict where an array or a path was expected"),
+        (None, "must be an array or a path; got a NoneType"),
+        ({"a": 1.0}, "must be an array or a path; got a dict"),
         (
             Bias([0.5], 1.0, "nnn"),
-            "got a Bias where an array or a path was expected; the order is (queries, gallery, "
-            "bias)",
+            "must be an array or a path; got a Bias; the order is (queries, gallery, bias)",
         ),
     ],
     ids=["nothing", "a dict", "a bias"],
 )
 def test_what_is_no_array_at_all_is_named(source, what):
-    assert refusal(source) == f"gallery: {what}"
+    assert refusal(source) == f"gallery {what}"
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint32"])

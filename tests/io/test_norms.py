@@ -53,7 +53,7 @@ def test_different_norms_are_warned_of(tmp_path):
         open_embeddings(tmp_path / "a.npy", name="gallery")
     assert str(caught[0].message) == (
         f"rows of gallery ({tmp_path / 'a.npy'}) have norms 1 to 5, so scores are raw inner "
-        "products; for cosine pass normalize=True (--normalize), and if inner products are meant, "
+        "products; for cosine, pass normalize=True (--normalize); to keep inner products, pass "
         "normalize=False (--no-normalize)"
     )
     assert caught[0].filename == __file__

@@ -117,7 +117,7 @@ def test_ids_of_shards_are_joined(pa, pq, path):
 )
 def test_a_column_id_that_can_t_be_used_is_left_out_with_a_warning(pa, pq, path, ids):
     save_ids(pa, path, ids)
-    with pytest.warns(NNNormWarning, match="ids must be one whole number or string .* left out"):
+    with pytest.warns(NNNormWarning, match="ids must be one whole number or string .* are ignored"):
         assert open_embeddings(path).ids is None
 
 
@@ -134,7 +134,7 @@ def test_shards_whose_ids_do_not_go_together_have_none(pa, pq, path, columns):
     save_ids(pa, folder / "img_emb_0.parquet", ["a"])
     table = pa.table({**columns, "embedding": VALUES[:1].tolist()})
     pq.write_table(table, folder / "img_emb_1.parquet")
-    with pytest.warns(NNNormWarning, match="they are left out, and rows go by their numbers"):
+    with pytest.warns(NNNormWarning, match="they are ignored: row numbers are the ids"):
         assert open_embeddings(folder).ids is None
 
 
@@ -149,9 +149,7 @@ def test_ids_follow_the_rows_of_a_subset(pa, pq, path):
 @pytest.mark.parametrize("names", [["id", "vector"], [], ["embedding", "embedding"]], ids=str)
 def test_a_file_without_one_column_of_that_name_is_refused(pa, pq, path, names):
     pq.write_table(pa.Table.from_arrays([pa.array([[1.0, 2.0]])] * len(names), names), path)
-    missing = (
-        f"needs the column embedding; embedding is not there, it has: {', '.join(names) or 'none'}"
-    )
+    missing = f"must have the column embedding; it has: {', '.join(names) or 'none'}"
     twice = "has the column embedding twice; rename one of them"
     assert refusal(path) == (twice if "embedding" in names else missing)
 
@@ -181,7 +179,11 @@ def test_a_null_among_the_numbers_is_refused_by_row_and_column(save, path):
     ("bad", "message"),
     [
         (None, "column 'embedding' is empty in row 69998; fill it"),
-        ([1.0], "all rows of 'embedding' must share dim; row 69998 has 1 numbers, row 0 has 2"),
+        (
+            [1.0],
+            "all rows of 'embedding' must have the same dimension; row 69998 has 1 numbers, "
+            "row 0 has 2",
+        ),
     ],
     ids=["null", "another length"],
 )
@@ -204,18 +206,18 @@ def test_a_bad_row_past_the_first_batch_of_the_reader_is_refused_by_number(
 )
 def test_what_is_no_list_of_floats_is_refused_with_its_type(pa, pq, path, rows, got):
     pq.write_table(pa.table({"embedding": rows}), path)
-    assert refusal(path).startswith(f"column 'embedding' must be a list of floats; it is {got}")
+    assert refusal(path).startswith(f"column 'embedding' must be a list of floats; got {got}")
 
 
 @pytest.mark.parametrize("fixed", [False, True])
 def test_a_file_without_rows_is_refused(pa, save, path, fixed):
     save([], pa.list_(pa.float32(), 4 if fixed else -1))
-    assert refusal(path).startswith("is empty: got shape (0, ")
+    assert refusal(path).startswith("must have at least one row and column; got shape (0, ")
 
 
 def test_rows_without_numbers_are_refused(save, path):
     save([[], []])
-    assert refusal(path) == "is empty: got shape (2, 0), need a row and a column"
+    assert refusal(path) == "must have at least one row and column; got shape (2, 0)"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +266,7 @@ def test_a_file_that_announces_more_rows_than_it_holds_is_refused(save, path):
         else:
             assert n_rows == 7
     assert (
-        "can't be read as parquet (8 rows announced, 7 found); "
+        "can't be read as parquet (expected 8 rows; got 7); "
         "is it truncated, or another kind of file?"
     ) in messages
 

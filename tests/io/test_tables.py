@@ -78,7 +78,7 @@ def test_an_optional_column_that_is_not_there_is_left_out(write):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a,c\n1,2\n", "FILE needs the column b; b is not there, it has: a, c"),
+        ("a,c\n1,2\n", "FILE must have the column b; it has: a, c"),
         ("a,b\n", "FILE has no rows; is it truncated?"),
         ("a,b,b\n1,2,3\n", "FILE has the column b twice; rename one of them"),
         ("a,b\n1,2\n3,\n", "FILE: line 3 has nothing in the column b"),
@@ -132,9 +132,7 @@ def test_the_name_of_an_only_column_may_be_left_out(write):
 def test_a_column_has_to_be_named_where_there_are_several(write):
     path = write("t.csv", "a,b\n1,2\n")
     assert refusal(read_column, path) == "FILE: name a column; it has: a, b"
-    assert refusal(read_column, path, "c") == (
-        "FILE needs the column c; c is not there, it has: a, b"
-    )
+    assert refusal(read_column, path, "c") == ("FILE must have the column c; it has: a, b")
 
 
 # JSONL
@@ -191,7 +189,7 @@ def test_columns_of_parquet_are_read_by_the_same_rules(tmp_path):
     pa.parquet.write_table(pa.table({"image": ["1.jpg", None], "n": [1, 2]}), path)
     assert read_columns(path, ["n"], ["image"]) == {"n": ["1", "2"], "image": ["1.jpg", ""]}
     assert refusal(read_columns, path, ["image", "caption"]) == (
-        "FILE needs the column caption; caption is not there, it has: image, n"
+        "FILE must have the column caption; it has: image, n"
     )
     assert refusal(read_columns, path, ["image"]) == "FILE: row 1 has nothing in the column image"
     path.write_bytes(b"PAR?")

@@ -148,7 +148,7 @@ def test_mismatched_past_queries_are_warned_of_and_change_little(rng):
     gallery = cloud(rng, 1000)
     # All on the far side of a few items: they find the same few first.
     mismatched = -gallery[:3].mean(axis=0) + 0.05 * rng.normal(size=(300, 32))
-    with pytest.warns(NNNormWarning, match="past queries don't resemble what this gallery"):
+    with pytest.warns(NNNormWarning, match="past queries don't match this gallery"):
         bias = NNN().fit(gallery, mismatched, duplicates="keep", normalize=True)
     assert bias.params["match"] < 0.5
     assert bias.weight < 0.3

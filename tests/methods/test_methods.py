@@ -345,11 +345,13 @@ def test_reference_k_beyond_the_bank_says_both_numbers(small, method, groups):
 def test_banks_of_another_dim_are_rejected_with_both_shapes(small):
     with pytest.raises(
         NNNormError,
-        match=r"gallery and references must share dim; got gallery \(23, 12\) and references "
-        r"\(57, 11\)\. Were they encoded by different models\?",
+        match=r"gallery and references must have the same dimension; got gallery \(23, 12\) and "
+        r"references \(57, 11\)\. Were they encoded by different models\?",
     ):
         NNN().fit(small.gallery, small.references[:, :11])
-    with pytest.raises(NNNormError, match="gallery and gallery_references must share dim"):
+    with pytest.raises(
+        NNNormError, match="gallery and gallery_references must have the same dimension"
+    ):
         DualSoftmax(1.0, 1.0).fit(
             small.gallery, small.references, gallery_references=small.references[:, :5]
         )

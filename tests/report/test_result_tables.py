@@ -134,7 +134,7 @@ def test_a_tuning_says_what_was_chosen_how_and_how_sure_it_is(tuning):
     choice, _, crossed = tabulate_tuning(tuning).notes[:3]
     assert "the one-standard-error rule" in choice
     assert f"of {tuning.n_near} settings within one standard error of the best" in choice
-    assert crossed.startswith("Cross-fitted, each fifth of the queries with the setting that")
+    assert crossed.startswith("Cross-fitted, each fifth of the queries with the setting chosen")
     assert crossed.endswith("An interval that includes 0 shows no gain.")
 
 
@@ -142,7 +142,7 @@ def test_no_correction_may_be_what_was_chosen():
     table = tabulate_tuning(make_tuning(Interval(0.0, 0.0, 0.0, 1.0), "none"))
     assert [row[0] for row in table.rows] == ["none"]
     assert table.rows[0][-1] == "both rules"
-    words = "Chosen by the maximum of R@1: no correction, which no setting beats."
+    words = "Chosen by the maximum of R@1: no correction; no setting is better."
     assert table.notes == (words,)
 
 

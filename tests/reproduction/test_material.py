@@ -130,7 +130,7 @@ def test_every_occupation_is_asked_with_its_most_frequent_object(table, tmp_path
         (
             "Occupation_perceived_gender",
             "gender",
-            "Occupation_perceived_gender is not there, it has",
+            "must have the column Occupation_perceived_gender; it has",
         ),
         ("OO_2", "OO_1", "IDX must be unique, but OO_1 is there twice"),
         ("\tfeminine\t", "\tunknown\t", "OO_2 has the perceived gender 'unknown'; expected masc"),

@@ -129,10 +129,10 @@ def _explain(error: BaseException) -> str:
 
         if is_disk_full(error):
             return f"the disk is full ({error}); free some space and run it again"
-        return f"{error}; check the path, its permissions and the space there is"
+        return f"{error}; check the path, its permissions and the free space"
     return (
-        f"unexpected {type(error).__name__} ({first_line(error)}); this is a fault of nnnorm or "
-        "of a library below it: run it again with --debug, and report it"
+        f"unexpected {type(error).__name__} ({first_line(error)}); this is a bug in nnnorm or "
+        "in a library that it uses: run it again with --debug, and report it"
     )
 
 
@@ -166,7 +166,7 @@ app = typer.Typer(
 def _root(
     version: Annotated[bool, Option("--version", help="Print the version.")] = False,
     debug: Annotated[
-        bool, Option("--debug", help="Show the traceback of an error; any command.")
+        bool, Option("--debug", help="Show the traceback of an error (any command).")
     ] = False,
 ) -> None:
     if version:
@@ -181,10 +181,10 @@ class _Command(TyperCommand):
         """Parse, with a hint for files without an option, and for k in place of reference_k."""
         flags = {name for part in self.params for name in part.opts}
         if "-k" in args and "-k" not in flags and "--reference-k" in flags:
-            ctx.fail("No such option: -k; past queries averaged per item are --reference-k")
+            ctx.fail("No such option: -k; for the number of past queries, use --reference-k")
         takes_files = any(isinstance(part, TyperArgument) for part in self.params)
         if args and not args[0].startswith("-") and not takes_files and "--gallery" in flags:
-            ctx.fail(f"got {args[0]!r}, but files are passed by options, such as --gallery FILE")
+            ctx.fail(f"got {args[0]!r}, but files are passed as options, such as --gallery FILE")
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

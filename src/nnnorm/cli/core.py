@@ -97,7 +97,7 @@ def search(
 ) -> Answer:
     """Search a gallery exactly, corrected by a bias."""
     if query_ids is not None and run_file is None:
-        raise NNNormError("--query-ids are for --run-file; pass it, or leave them out")
+        raise NNNormError("--query-ids need --run-file; pass it, or leave out --query-ids")
     loaded = Bias.load(bias) if bias else None
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize, fingerprint=False)
@@ -176,13 +176,13 @@ def _why_nothing(bias: Bias) -> str:
         return "the method is none"
     if bias.params.get("reliability") == 0:
         return (
-            f"{bias.n_references:,} references can't tell the hubs of {len(bias):,} items from "
-            "noise, so the weight is 0; pass more past queries"
+            f"{bias.n_references:,} past queries are too few to distinguish the hubs of "
+            f"{len(bias):,} items from noise, so the weight is 0; pass more past queries"
         )
     if bias.params.get("match") == 0:
         return (
-            "the past queries don't resemble what this gallery is searched for, so the weight is "
-            "0; pass past queries of this search"
+            "the past queries don't match this gallery, so the weight is 0; pass past queries "
+            "from this search"
         )
     return "the weight is 0" if bias.weight == 0 else "every item's value is 0"
 

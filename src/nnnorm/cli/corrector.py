@@ -62,7 +62,7 @@ def calibrate(
     corrector: Path | None = None,
     output: Path | None = None,
 ) -> Answer:
-    """Convert the confidence of searches to probabilities, or without labels to shares."""
+    """Convert the confidence of searches to probabilities; without labels, to shares."""
     if (corrector is None) != (output is None):
         raise NNNormError("--corrector and --output go together: give both, or neither")
     confidence = Ranking.load(ranking).confidence
@@ -98,11 +98,10 @@ def scan(
     """Find items that look adversarial or corrupt. Exit code 0: none, 3: some to remove."""
     options: dict[str, Any] = {"ids": read_ids(ids)}
     if items is None and gallery is None:
-        raise NNNormError("give --gallery, or --items with --corrector")
+        raise NNNormError("pass --gallery, or --items with --corrector")
     if items and (corrector is None or gallery or references or budget):
         raise NNNormError(
-            "--items are compared with a corrector, one by one; pass --corrector, and leave out "
-            "--gallery, --references and --budget"
+            "--items need --corrector; pass it, and leave out --gallery, --references and --budget"
         )
     with show_progress("Judging the items") as options["progress"]:
         if items is not None and corrector is not None:

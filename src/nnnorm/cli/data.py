@@ -41,7 +41,7 @@ def encode(
     sources: dict[Modality, Path | None] = {"images": images, "texts": texts, "audio": audio}
     given = {modality: source for modality, source in sources.items() if source is not None}
     if bool(given) == (beir is not None):
-        raise NNNormError("pass --images, --texts and --audio, any of them, or else --beir")
+        raise NNNormError("pass at least one of --images, --texts and --audio, or else --beir")
     parts: dict[str, _Part] = {}
     for modality, source in given.items():
         table, column = split_column(source)

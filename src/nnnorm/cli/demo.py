@@ -16,10 +16,10 @@ def demo(output: Path = Path("demo-output"), as_json: bool = False) -> Answer:
     if not as_json:  # at once: the imports take a moment
         typer.echo("Hubs in a search for pictures, and what nnnorm does about them.\n")
         sys.stdout.flush()
-    from nnnorm.demo import describe_demo, introduce_demo, run_demo
+    from nnnorm.demo import INTRODUCTION, describe_demo, run_demo
 
     if not as_json:
-        print_parts([introduce_demo()])
+        print_parts([INTRODUCTION])
     with show_progress("Searching, before and after"):
         done = run_demo(output)
     return Answer(done.to_dict(), [] if as_json else list(describe_demo(done)))

@@ -38,7 +38,7 @@ def _read_task(
     given = read_ids(query_ids), read_ids(ids)  # files are checked even if only qrels need them
     if truth is None or truth.suffix in _NO_QRELS:
         if query_ids is not None:
-            raise NNNormError("--query-ids are for qrels; leave them out")
+            raise NNNormError("--query-ids only apply to qrels; leave them out")
         return items, asked, None if truth is None else evaluation.read_truth(truth)
     named = [
         next(some for some in (own, side.ids, range(len(side))) if some is not None)
@@ -119,7 +119,7 @@ def evaluate(
     loaded = Bias.load(bias) if bias else None
     named, owners = read_ids(task["ids"]), read_ids(parents, "parents")
     if owners is not None and (task["truth"] is None or hubs):
-        raise NNNormError("--parents are for --truth; hubs are counted without them")
+        raise NNNormError("--parents need --truth, and don't apply to --hubs; leave them out")
     items, asked, right = _read_task(**task, parents=owners)
     about: dict[str, Any] = {"n_queries": len(asked), "n_gallery": len(items)}
     shown: list[Any] = []

@@ -25,7 +25,7 @@ _LAST_LINE = [time.monotonic()]
     like=explorer.open_material,
     images="Folder of pictures, in the order of the items.",
     metadata="A row per item, to filter by: a table or .json.",
-    corrector="A corrector, whose drift is shown.",
+    corrector="Corrector whose drift is shown.",
     truth=Line("Input", "Right items per query: .npy, or .json with lists."),
 )
 def explore(
@@ -36,7 +36,7 @@ def explore(
     as_json: bool = False,
     **files: Any,
 ) -> Answer | None:
-    """Explore hubs, results, settings and past queries on a local page; without files, a demo."""
+    """Explore hubs, results, settings and past queries on a local page, or show a demo."""
     opened = None
     if export is None:
         require("starlette", "explore")

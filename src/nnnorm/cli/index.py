@@ -26,8 +26,8 @@ index_app = typer.Typer(cls=HelpfulGroup, help=COMMANDS["index"][1], rich_markup
 app.add_typer(index_app, name="index")
 
 _GROUPS = "Groups of the items: a file, or a key of --metadata."
-_GROUPS_KEY = "Key of the metadata with each item's group."
-_LEFT = "the index is as it was before: run the command again"
+_GROUPS_KEY = "Metadata key with each item's group."
+_LEFT = "the index is unchanged: run the command again"
 
 
 def _read_items(
@@ -59,7 +59,7 @@ def build(url: str, gallery: Path, corrector: Path, **known: Any) -> Answer:
 
 @command("index info faiss:photos", index_app)
 def info(url: str) -> Answer:
-    """Show an index's corrector, version, number of items and rollback."""
+    """Show an index's corrector, version, number of items and rollback state."""
     with open_index(url) as index:
         return _describe(index)
 
@@ -68,7 +68,7 @@ def info(url: str) -> Answer:
     "index search faiss:photos --queries queries.npy -k 10",
     index_app,
     output="Write scores and ids (.npz).",
-    parents=Line("Input", "Key of the metadata that names a chunk's document.", "KEY"),
+    parents=Line("Input", "Metadata key with each chunk's document.", "KEY"),
 )
 def search(
     url: str,
@@ -124,7 +124,7 @@ def delete(url: str, ids: Path, ignore_missing: bool = False) -> Answer:
     "index refresh faiss:photos --corrector c.safetensors",
     index_app,
     groups=_GROUPS_KEY,
-    ids="With --clicks: their ids; default: 0, 1, 2 and so on.",
+    ids="With --clicks: ids of the items; default: 0, 1, 2, ...",
 )
 def refresh(
     url: str,
@@ -148,7 +148,7 @@ def refresh(
 
 @command("index rollback faiss:photos", index_app)
 def rollback(url: str, undo: bool = False) -> Answer:
-    """Serve the version before the last refresh again."""
+    """Return to the version before the last refresh."""
     with open_index(url) as index:
         index.rollback(undo=undo)
         return _describe(index, "Returned to the newer version of" if undo else "Rolled back")
@@ -157,7 +157,7 @@ def rollback(url: str, undo: bool = False) -> Answer:
 @command(
     "index verify faiss:photos --queries queries.npy --corrector c.safetensors",
     index_app,
-    gallery="With --corrector: what the index should hold.",
+    gallery="With --corrector: items the index should have.",
 )
 def verify(
     url: str,

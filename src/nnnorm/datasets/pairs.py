@@ -132,9 +132,7 @@ def load_pairs(path: PathLike) -> Pairs:
     """Read a file that `save_pairs` wrote."""
     about = read_json(path, "pairs written by `nnnorm dataset`")
     if not isinstance(about, dict) or about.get("format") != _FORMAT:
-        raise NNNormError(
-            f"{path} holds no pairs of this format ({_FORMAT}); make it with: nnnorm dataset"
-        )
+        raise NNNormError(f"{path} isn't a file of pairs ({_FORMAT}); make it with: nnnorm dataset")
     try:
         return Pairs(
             about["name"],

@@ -62,8 +62,8 @@ def read_coco(paths: Sequence[PathLike], images: PathLike = ".") -> Pairs:
             stray = [image for image, _ in captions if image not in files]
         if stray:
             raise NNNormError(
-                f"{path}: {len(stray)} captions are of images that the file does not name, the "
-                f"first of image {stray[0]}"
+                f"{path}: {len(stray)} captions belong to images that the file doesn't list, "
+                f"such as image {stray[0]}"
             )
         split_of |= dict.fromkeys(files.values(), split)
         rows += [(files[image], caption) for image, caption in captions]
@@ -105,7 +105,7 @@ def read_beir(folder: PathLike, split: str = "test") -> Beir:
     qrels = root / "qrels" / f"{split}.tsv"
     if not qrels.is_file():
         there = ", ".join(sorted(path.stem for path in root.glob("qrels/*.tsv"))) or "none"
-        raise NNNormError(f"{qrels} is not there; the splits of {folder} are: {there}")
+        raise NNNormError(f"there is no file {qrels}; the splits of {folder} are: {there}")
     for part in ("corpus", "queries"):
         columns = read_columns(root / f"{part}.jsonl", ("_id",), ("title", "text"))
         ids, blank = columns["_id"], [""] * len(columns["_id"])

@@ -103,8 +103,8 @@ class TextTower:
             hints = [f"{w!r} (did you mean {c[0]!r}?)" if c else repr(w) for w, c in close[:10]]
             more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
             raise NNNormError(
-                f"the text tower of shapes knows {len(self.words)} words and not "
-                f"{', '.join(hints)}{more}; ask for shapes, such as 'a red star above a blue ring'"
+                f"the shapes encoder knows {len(self.words)} words, but not "
+                f"{', '.join(hints)}{more}; describe shapes, such as 'a red star above a blue ring'"
             )
 
 

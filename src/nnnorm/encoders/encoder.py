@@ -87,7 +87,7 @@ class Encoder:
             if rows.shape != (len(batch), self.dim):
                 raise NNNormError(
                     f"{self.name} gave shape {rows.shape} for {len(batch)} {modality}; expected "
-                    f"{(len(batch), self.dim)}. Does its configuration belong to its weights?"
+                    f"{(len(batch), self.dim)}. Does its configuration match its weights?"
                 )
             yield start, unit_rows(rows, f"{self.name}'s {modality}")
 
@@ -132,7 +132,7 @@ class Encoder:
         """Warn if some texts were cut."""
         if n_cut:
             words = f"texts are longer than the {self.context} tokens that {self.name} reads"
-            warn(f"{n_cut} of {n_texts} {words}; they were cut")
+            warn(f"{n_cut} of {n_texts} {words}; they were truncated")
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of every text before cutting, with special tokens."""
@@ -181,8 +181,8 @@ def unit_rows(rows: npt.NDArray[Any], name: str) -> FloatArray:
     if len(bad):
         what = "all zeros" if norms.ravel()[bad[0]] == 0 else "not finite"
         raise NNNormError(
-            f"{name}: row {bad[0]} of a batch is {what}; are the weights complete, and is the "
-            "device's arithmetic right (try --device cpu)?"
+            f"{name}: row {bad[0]} of a batch is {what}; are the weights complete? If they "
+            "are, try --device cpu"
         )
     return (wide / norms).astype(np.float32)
 
@@ -288,7 +288,7 @@ def check_vocabulary(tokenizer: Any, model: str) -> None:
     special = getattr(tokenizer, "all_special_ids", None)  # some tokenizers lack this attribute
     if special is not None and len(tokenizer) <= len(set(special)):
         raise NNNormError(
-            f"the tokenizer of model {model} knows no words: its files (tokenizer.json, or a "
+            f"the tokenizer of model {model} has no vocabulary: its files (tokenizer.json, or a "
             "vocabulary) are missing; is the folder complete?"
         )
 

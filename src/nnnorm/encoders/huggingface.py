@@ -170,8 +170,8 @@ class HuggingFace(Encoder):
         sounds = transformers.AutoFeatureExtractor.from_pretrained(self.name, **options)
         if self._config.audio_config.enable_fusion or sounds.truncation == "fusion":
             raise NNNormError(
-                f"{self.name} fuses long sounds from pieces drawn at random, so the same sound "
-                "would get another row each time; use a CLAP without fusion (unfused)"
+                f"{self.name} uses random pieces of long sounds, so the same sound would get a "
+                "different row each time; use a CLAP model without fusion (unfused)"
             )
         self._processor, self.rate = sounds, int(sounds.sampling_rate)
         seconds = sounds.nb_max_samples / self.rate

@@ -40,9 +40,9 @@ Recommended = Literal["automatic", "tuned", "mixed"] | None
 _WITHOUT_LABELS: dict[Any, Verdict] = {"help": "correct", "unclear": "try", "little": "leave"}
 _UNBROKEN = "\N{NO-BREAK SPACE}"  # between a name and its number
 _EXPECTATIONS = {
-    "help": "likely to help if your queries ask for all of the gallery",
-    "little": "little to expect",
-    "unclear": "not clear that it helps",
+    "help": "likely to help if your queries cover the whole gallery",
+    "little": "little effect expected",
+    "unclear": "unclear whether it helps",
 }
 # If halves of a bank agree less than this, their biases are mostly noise.
 _LEAST_RELIABLE = 0.5
@@ -162,13 +162,13 @@ class Check(Record):
     def _tell_verdict(self) -> str:
         chosen = self.chosen
         if self.verdict == "unknown":
-            return "unknown without past queries; today's can be the bank of later searches."
+            return "unknown without past queries; save today's queries to use them later."
         if chosen is None:
             why = "there are no hubs to remove" if self.expectation is None else "no gain is shown"
             if self.automatic and self.automatic.is_sure and _mean(self.automatic) < 0:
                 why = "it makes results worse here"
             elif self.expectation == "little":
-                why = "it would change next to nothing"
+                why = "it would change almost nothing"
             return f"no correction needed: {why}."
         setting = methods.describe_setting(chosen.method, chosen.params, ", ")
         how = f"{methods.label_method(chosen.method)}({setting}) ({self.recommended} settings)"
@@ -189,14 +189,14 @@ class Check(Record):
             f"your items form two groups, {sizes[0]:,} like item {items[0]} and {sizes[1]:,} like "
             f"item {items[1]}; their mean bias differs by {mixed.apart:.1f} times the spread "
             "within. Pass --groups (groups=), a label per item. With these two, "
-            f"{100 * mixed.moved:.0f} % of the queries get another top-1"
+            f"{100 * mixed.moved:.0f} % of the queries get a different top-1"
         )
         if mixed.gain is not None:
             text += f"; gain in R@1: {_tell_gain(mixed.gain)} points"
         if not mixed.has_both:
             text += (
-                ". All labeled queries ask for one of the groups, so R@1 can't show what becomes "
-                "of the other; label queries for both"
+                ". All labeled queries ask for one of the groups, so R@1 can't show the effect "
+                "on the other; label queries for both"
             )
         return f"{text}."
 
@@ -207,7 +207,7 @@ class Check(Record):
             f"{found if hubs.severity == 'none' else hubs.severity}. "
             f"Item {self.name_item(hubs.item)} is {hubs.places} for {hubs.most:,} "
             f"{'query' if hubs.most == 1 else 'queries'} ({hubs.most_by_chance:,.0f} by chance); "
-            f"{hubs.n_never:,} of {self.n_gallery:,} items never are "
+            f"{hubs.n_never:,} of {self.n_gallery:,} items are never {hubs.places} "
             f"({hubs.n_never_by_chance:,.0f} by chance)."
         )
         if hubs.k > 1:
@@ -224,7 +224,7 @@ class Check(Record):
             for name in ("reliability", "density", "z")
             if getattr(self, name) is not None
         ]
-        why = ", and ".join(self.reasons) or "they fit queries and items"
+        why = ", and ".join(self.reasons) or "they match your queries and items"
         return f"{self.n_references:,}; {why} ({', '.join(measured)})."
 
     def _tell_effect(self) -> str:
@@ -232,9 +232,9 @@ class Check(Record):
             return "not known without past queries."
         after, gain = self.automatic.hubs, self.automatic.gain
         text = (
-            f"{100 * self.automatic.moved:.0f} % of the queries get another top-1. The most "
-            f"retrieved item goes from {self.hubs.most:,} hits to {after.most:,}, items without "
-            f"any from {self.hubs.n_never:,} to {after.n_never:,}."
+            f"{100 * self.automatic.moved:.0f} % of the queries get a different top-1. The most "
+            f"retrieved item goes from {self.hubs.most:,} hits to {after.most:,}, and items "
+            f"without hits from {self.hubs.n_never:,} to {after.n_never:,}."
         )
         if self.mixed is not None:
             text = f"without groups, {text}"
@@ -247,8 +247,8 @@ class Check(Record):
         text += "."
         if self.within is not None:
             text += (
-                " This may be inflated: your past queries ask for other items than these queries "
-                f"do. Among the items that these ask for, automatic settings gain "
+                " This may be inflated: your past queries and these queries ask for different "
+                "items. Among the items that these ask for, automatic settings gain "
                 f"{_tell_gain(self.within)}."
             )
         if not self.automatic.is_sure and not gain.includes_zero:
@@ -256,8 +256,8 @@ class Check(Record):
         if self.n_needed is not None and not (self.chosen and self.chosen.is_sure):
             rounded = float(f"{self.n_needed:.2g}")
             text += (
-                f" Too few labels: to tell 1 point from 0 takes about {rounded:,.0f} queries, not "
-                f"{self.n_queries:,}."
+                f" Too few labels: to detect a gain of 1 point, you need about {rounded:,.0f} "
+                f"queries, not {self.n_queries:,}."
             )
         return text
 
@@ -369,7 +369,7 @@ def check(
     warn_of_overlap(bank, asked)
     fit: dict[str, Any] = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
     # The verdict covers these warnings.
-    with quiet("the past queries don't resemble"), quiet(input_checks.LIKE_ITEMS):
+    with quiet("the past queries don't match"), quiet(input_checks.LIKE_ITEMS):
         bias = NNN().fit(items, bank, groups=groups, **fit, **run)
     unrelated = asked if right is None else asked.subset(right.one_per_cluster)
     z = input_checks.mismatch_z(bank, unrelated)
@@ -470,16 +470,16 @@ def _expect(
     if with_items:
         reasons.append("they are items, not queries, which makes results worse")
     elif z > input_checks.MISMATCH_WARNING_Z:
-        reasons.append("they are not like the queries, which may make results worse")
+        reasons.append("they don't resemble your queries, which may make results worse")
     if is_mismatched(bias):
         reasons.append(f"they {describe_mismatch(bias)}")
     n_queries = bias.params.get("n_unique", bias.n_references or 0)
     if n_queries < input_checks.FEW_QUERIES:
-        reasons.append(f"{n_queries} are too few to judge by")
+        reasons.append(f"{n_queries} are too few")
     elif reliability < _LEAST_RELIABLE:
-        reasons.append("they don't tell hubs from noise")
+        reasons.append("they can't distinguish hubs from noise")
     if moved < _LEAST_MOVED:
-        return "little", (*reasons, "the correction changes next to nothing")
+        return "little", (*reasons, "the correction changes almost nothing")
     return ("unclear" if reasons else "help"), tuple(reasons)
 
 

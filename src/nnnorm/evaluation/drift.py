@@ -131,10 +131,10 @@ def _judge(z: float, agreement: float | None) -> tuple[Verdict, tuple[str, ...]]
     agrees = 1.0 if agreement is None else agreement
     reasons = []
     if z > _SOON_Z:
-        reasons.append(f"the queries do not mix with the bank as one source does (z {z:.1f})")
+        reasons.append(f"the queries don't resemble the past queries (z {z:.1f})")
     if agrees < _SOON_AGREEMENT:
         agrees_to = f"{agrees:.2f}".replace("-", "−")
-        reasons.append(f"their biases agree with those of the bank to {agrees_to} only")
+        reasons.append(f"their biases agree only to {agrees_to} with those of the past queries")
     if z > MISMATCH_Z or agrees < _NOW_AGREEMENT:
         return "refit now", tuple(reasons)
     return ("refit soon" if reasons else "fine"), tuple(reasons)

@@ -159,7 +159,7 @@ def audit(
         np.asarray(() if some is None else some, dtype=str) for some in (labels, query_labels)
     )
     if strange := sorted(set(wanted) - set(item_labels)):
-        raise NNNormError(f"a query asks for {str(strange[0])!r}, which no item is labeled with")
+        raise NNNormError(f"a query asks for {str(strange[0])!r}, but no item has that label")
 
     run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
 

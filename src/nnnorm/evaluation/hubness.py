@@ -377,7 +377,7 @@ def diagnose(
     run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     if references is not None:
         if bias is not None:
-            raise NNNormError("give a bias or references to fit one from, not both")
+            raise NNNormError("pass either a bias or references, not both")
         bank = open_references(references, normalize=normalize)
         warn_of_overlap(bank, asked)
         with quiet(LIKE_ITEMS):  # the queries below decide

@@ -148,8 +148,8 @@ def make_truth(
     counts = np.bincount(queries, minlength=n_queries)
     if (counts == 0).any():
         raise NNNormError(
-            f"query {counts.argmin()} has no right item ({(counts == 0).sum()} such queries); name "
-            "them, or leave out these queries"
+            f"query {counts.argmin()} has no right item ({(counts == 0).sum()} such queries); "
+            "add the right items, or leave out these queries"
         )
     return Truth(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items, grades)
 
@@ -274,7 +274,7 @@ class Evaluation:
         check_count("k", k)
         if min(k, self.n_gallery) > self.depth:
             raise NNNormError(
-                f"this needs the first {k} places, but the ranking holds {self.depth}; "
+                f"this needs the top {k} hits, but the ranking has {self.depth}; "
                 "search with a larger k, or evaluate the embeddings"
             )
         return int(min(k, self.n_gallery))

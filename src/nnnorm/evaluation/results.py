@@ -145,7 +145,7 @@ def _resample(
     _, members, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
     sums = np.bincount(members, weights=values)
     if len(sums) < 2:
-        raise NNNormError("an interval needs queries that ask for two different items at least")
+        raise NNNormError("an interval needs queries that ask for at least two different items")
     rng = np.random.default_rng(seed)
     kinds, times = np.unique(np.stack([sums, sizes], axis=1), axis=0, return_counts=True)
     if len(kinds) <= _MANY_KINDS:

@@ -104,8 +104,8 @@ def read_run(path: PathLike, *, query_ids: npt.ArrayLike, ids: npt.ArrayLike) ->
     depth = max(map(len, found.values()), default=0)
     if depth == 0:
         raise NNNormError(
-            f"{path} has no hits of these queries, such as {next(iter(rows), None)!r}; are the "
-            "query ids those of the file?"
+            f"{path} has no hits for these queries, such as {next(iter(rows), None)!r}; do the "
+            "query ids match the file?"
         )
     indices = np.full((len(rows), depth), -1, dtype=np.int64)
     scores = np.full((len(rows), depth), -np.inf, dtype=np.float32)
@@ -142,7 +142,7 @@ def read_qrels(path: PathLike) -> dict[str, dict[str, int]]:
 
 def _add(known: dict[str, Any], item: str, number: float, where: str) -> None:
     if item in known:
-        raise NNNormError(f"{where} has the document {item!r} of this query again; keep one line")
+        raise NNNormError(f"{where} repeats the document {item!r} of this query; keep one line")
     known[item] = number
 
 
@@ -205,9 +205,9 @@ def truth_of_qrels(
     if not pairs:
         judged = next(((query, *some) for query, some in right.items() if some), ("none", "none"))
         raise NNNormError(
-            "the qrels name no right document of these queries and items; check the ids: got "
-            f"{next(iter(row_of))!r} and {next(iter(places))!r}, in the qrels {judged[0]!r} and "
-            f"{judged[1]!r}"
+            "the qrels have no right document for these queries and items; check the ids: got "
+            f"{next(iter(row_of))!r} and {next(iter(places))!r}, but the qrels have "
+            f"{judged[0]!r} and {judged[1]!r}"
         )
     queries, items, grades = np.array(pairs, dtype=np.int64).T
     rows, queries = np.unique(queries, return_inverse=True)
@@ -218,7 +218,7 @@ def truth_of_qrels(
     known = (some for query, some in right.items() if query in row_of)
     if n_missing := sum(item not in places for some in known for item in some):
         warn(
-            f"{n_missing:,} right documents of the qrels aren't in the gallery; left out, where "
+            f"{n_missing:,} right documents of the qrels aren't in the gallery; left out, but "
             "other tools count them as not found"
         )
     truth = make_truth(queries.ravel(), items, len(rows), len(places), grades)

@@ -114,7 +114,7 @@ class Trial:
         self.queries, self.gallery, self.options = queries, gallery, options
         self.clusters = truth.clusters
         if len(np.unique(self.clusters)) < 2:
-            raise NNNormError("tuning needs queries that ask for two different items at least")
+            raise NNNormError("tuning needs queries that ask for at least two different items")
         named, banks = (NO_CORRECTION, *methods), (references, gallery_references)
         self.settings = make_settings(named, gallery, *banks, grids=grids, groups=groups, **options)
         self.statistics = self.settings[0].statistics
@@ -406,7 +406,7 @@ def _choose_popularity(
     grid = tuple({"weight": weight, "recall_at_1": recall} for weight, recall in pairs)
     if chosen == len(weights) - 1:
         warn(
-            f"the largest weight of a popularity that was tried is the best one, {weights[-1]:g}; "
-            "larger ones may be better still: bias + Popularity(clicks, weight=…)"
+            f"the best popularity weight is the largest one that was tried, {weights[-1]:g}; to "
+            "try larger ones, use bias + Popularity(clicks, weight=…)"
         )
     return PopularityChoice(**grid[chosen], grid=grid), biases[chosen], hits[chosen]

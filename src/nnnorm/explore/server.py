@@ -43,13 +43,13 @@ def _reject(headers: Mapping[str, str], own: str) -> str | None:
     host = headers.get("host", "")
     if not _is_ours(host, own.strip("[]")):
         shown = repr(host[:100])
-        return f"this explorer does not answer for the host {shown}; open what it printed"
+        return f"this explorer doesn't serve the host {shown}; open the URL that it printed"
     is_own = headers.get("origin") in (None, f"http://{host}", f"https://{host}")
     is_shown = headers.get("sec-fetch-mode") == "navigate"
     if not is_own or (headers.get("sec-fetch-site") == "cross-site" and not is_shown):
-        return "this explorer answers its own page only; got a request of another site"
+        return "this explorer only accepts requests from its own page; got another site's"
     if headers.get("upgrade", "").lower() == "websocket":
-        return "this explorer answers plain requests only; got a WebSocket"
+        return "this explorer only accepts plain requests; got a WebSocket"
     return None
 
 

@@ -336,7 +336,7 @@ class Backend(ABC):
 
     def missing(self) -> NNNormError:
         """Return the error for a missing version or collection."""
-        return NNNormError(f"there is no {self.name}, or not this version of it; open it again")
+        return NNNormError(f"{self.name}, or this version of it, doesn't exist; open it again")
 
     def error(self, message: str) -> NNNormError:
         """Return an error that begins with the name of the collection."""
@@ -344,7 +344,7 @@ class Backend(ABC):
 
     def wrong_filter(self, given: object) -> NNNormError:
         """Return the error for an invalid filter."""
-        return NNNormError(f"a filter of {self.engine} is {self.filters}; got {given!r:.60}")
+        return NNNormError(f"a filter of {self.engine} must be {self.filters}; got {given!r:.60}")
 
     def lock_file(self) -> Path | None:
         """Return the file that writers of several processes lock; None for a server."""

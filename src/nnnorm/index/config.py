@@ -109,8 +109,8 @@ class IndexConfig:
         )
         if opened.dim != self.dim:
             raise NNNormError(
-                f"queries and the items of {name} must share dim; got {opened.dim} and {self.dim}. "
-                "Were they encoded by different models?"
+                f"queries and the items of {name} must have the same dimension; got "
+                f"{opened.dim} and {self.dim}. Were they encoded by different models?"
             )
         if not self.unit:
             norms: Any = self.reference_norms and tuple(self.reference_norms)  # JSON has lists
@@ -184,7 +184,7 @@ def read_groups(groups: Any, ids: Ids, metadata: Sequence[Metadata]) -> Any:
     """Return the groups of items, given as a list, by id, or as a metadata key."""
     items, problem = ids.tolist(), "groups has no label for the item {!r}; add it"
     if isinstance(groups, str):
-        problem = f"the metadata of item {{!r}} has no key {groups!r}, which groups names"
+        problem = f"the metadata of item {{!r}} has no key {groups!r}, which holds its group"
         pairs = zip(items, metadata, strict=True)
         groups = {own: entry[groups] for own, entry in pairs if groups in entry}
     if not isinstance(groups, Mapping):
@@ -220,7 +220,7 @@ def check_item_ids(ids: Any, n_items: int | None = None) -> Ids:
         if isinstance(own, str) and not (0 < len(own) <= _LONGEST_ID and _is_text(own)):
             raise NNNormError(
                 f"an id must be a whole number, or text of 1 to {_LONGEST_ID} characters without "
-                f"null characters and surrogates; got {own!r:.60}"
+                f"null characters or surrogates; got {own!r:.60}"
             )
     return check_ids(ids, listed.size if n_items is None else n_items, name="the items")
 
@@ -229,7 +229,9 @@ def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[di
     """Return plain JSON metadata per item, or raise an error before anything is written."""
     entries = [{} for _ in range(n_items)] if metadata is None else list(metadata)
     if len(entries) != n_items:
-        raise NNNormError(f"metadata must be one per item; got {len(entries):,} for {n_items:,}")
+        raise NNNormError(
+            f"metadata must have one entry per item, {n_items:,}; got {len(entries):,}"
+        )
     checked = []
     for row, entry in enumerate(entries):
         if not isinstance(entry, Mapping) or not all(map(_is_key, entry)):
@@ -244,8 +246,8 @@ def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[di
 
 def _reject(row: int, value: Any) -> Any:
     raise NNNormError(
-        f"metadata of item {row} must be JSON: finite numbers, whole ones of 64 bits, text without "
-        f"null characters and surrogates, {_DEEPEST} levels; got {reprlib.repr(value)}"
+        f"metadata of item {row} must be JSON: finite numbers, 64-bit integers, text without null "
+        f"characters or surrogates, at most {_DEEPEST} levels; got {reprlib.repr(value)}"
     )
 
 

@@ -199,8 +199,8 @@ class CorrectedIndex:
             n_fetched = min(4 * n_fetched, most)
         if n_short and most < n_items:
             warn(
-                f"{self.backend.engine} returns at most {most} hits, which are of fewer than "
-                f"{wanted} documents for {n_short:,} queries; some documents may be missing"
+                f"{self.backend.engine} returns at most {most} hits; for {n_short:,} queries, "
+                f"these are from fewer than {wanted} documents, and some may be missing"
             )
         chunks = Hits.read([[chunk[:2] for chunk in row.values()] for row in found])
         best = _take_best(chunks.ids, chunks.scores, k, least)
@@ -382,7 +382,9 @@ class CorrectedIndex:
         check_type("popularity", popularity, Popularity, "such as Popularity(clicks, weight=0.02)")
         if ids is None and len(popularity) != len(self):
             counts = f"{len(popularity):,} for {len(self):,} items"
-            raise NNNormError(f"clicks without ids must be one per item; got {counts}: pass ids")
+            raise NNNormError(
+                f"clicks without ids must have one entry per item; got {counts}: pass ids"
+            )
         named = check_item_ids(range(len(self)) if ids is None else ids, len(popularity))
         there = self.present(named)
         if not there.all():
@@ -632,7 +634,7 @@ def _fill(
                 keep_errors(progress)(done, n_items)
         backend.finish(version, config.to_dict())
         if (found := backend.count(version)) != n_items or done != n_items:
-            problem = f"should have {n_items:,} items in its new version and has {found:,}"
+            problem = f"should have {n_items:,} items in its new version; got {found:,}"
             raise backend.error(f"{problem}; nothing was changed: run the call again")
         if backend.served() != previous or (previous and backend.count(previous) != n_items):
             raise backend.error("was changed by another process during this call; run it again")

@@ -37,8 +37,8 @@ class ServerBackend(ClientBackend):
         super().__init__(place, **options)
         if place == "":
             raise NNNormError(
-                f"the place of {self.engine} must be a folder, the address of a server or a "
-                f"client; got none: expected {self.engine}:folder?collection=photos"
+                f"{self.engine} needs a folder, the address of a server or a client; got none: "
+                f"expected {self.engine}:folder?collection=photos"
             )
         self.is_server = self.address.startswith(("http://", "https://"))
         if self.is_server:

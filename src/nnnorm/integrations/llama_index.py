@@ -39,8 +39,8 @@ class CorrectedEmbedding(BaseEmbedding):
     ) -> None:
         if settings.get("embeddings_cache") is not None:
             raise NNNormError(
-                "embeddings_cache keeps one vector per text, but a text that is asked has another "
-                "vector than one that is stored; set the cache on the inner model"
+                "embeddings_cache keeps one vector per text, but a query and a document with "
+                "the same text need different vectors; set the cache on the inner model"
             )
         vectors = VectorCorrector(corrector, weight)
         own = {"model_name": model.model_name, "embed_batch_size": model.embed_batch_size}

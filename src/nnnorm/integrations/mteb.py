@@ -82,8 +82,8 @@ def name_model(model: Any, corrector: Given, *, revision: str | None = None) -> 
     """
     if callable(corrector):
         if not revision:
-            problem = "a function fits a corrector to each corpus"
-            raise NNNormError(f"{problem}; name how it does so with revision='train-queries-1'")
+            problem = "a function that fits a corrector needs a revision"
+            raise NNNormError(f"{problem}; name one, such as revision='train-queries-1'")
     else:
         corrector = open_corrector(corrector)
         revision = revision or corrector.fingerprint[:16]

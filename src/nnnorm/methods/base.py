@@ -588,7 +588,7 @@ def describe_mismatch(bias: Bias) -> str:
     """What is wrong with past queries that don't match the gallery."""
     few = bias.n_references is not None and bias.n_references < 64
     too_few = f", or {bias.n_references} are too few to show it" if few else ""
-    return f"don't resemble what this gallery is searched for{too_few}"
+    return f"don't match this gallery{too_few}"
 
 
 def warn_of_mismatch(bias: Bias) -> None:
@@ -596,7 +596,6 @@ def warn_of_mismatch(bias: Bias) -> None:
     if is_mismatched(bias):
         warn(
             f"the past queries {describe_mismatch(bias)}, so the correction is reduced to "
-            f"{bias.params['match']:.0%}; pass more past queries of this search, or a few dozen "
-            "recent ones (recent=, --recent), or, if items of several kinds are mixed, groups "
-            "(--groups)"
+            f"{bias.params['match']:.0%}; pass more past queries from this search, or a few dozen "
+            "recent ones (recent=, --recent); for a gallery of mixed items, pass groups (--groups)"
         )

@@ -265,7 +265,7 @@ def plot_reliability(calibration: Calibration) -> "Figure":
         raise NNNormError("a calibration without labels has no probabilities to plot")
     means, shares, sizes = (np.array(column) for column in zip(*curve.bins, strict=True))
     figure, axes = make_figure(4.2)
-    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="as it should be")
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="perfect calibration")
     error = np.sqrt(shares * (1 - shares) / sizes)
     axes.errorbar(means, shares, error, color=BLUE, fmt="o-", label="a tenth of the labels, ± 1 SE")
     axes.set(xlim=(0, 1), ylim=(0, 1))

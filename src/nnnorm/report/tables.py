@@ -159,8 +159,8 @@ def tabulate_comparison(comparison: evaluation.Comparison) -> Table:
     tuned = f"tuned on {comparison.n_validation:,} validation queries ({rule})"
     if not comparison.n_validation:
         tuned = (
-            "cross-fitted: each fifth of the queries has the setting that the others choose "
-            f"({rule}); the setting shown is what all of them choose"
+            "cross-fitted: each fifth of the queries uses the setting chosen on the others "
+            f"({rule}); the setting shown was chosen on all of them"
         )
     note = (
         f"Each method {tuned}. R@K in %, gains in points with 95 % paired intervals, queries of "
@@ -191,7 +191,7 @@ def tabulate_tuning(tuning: evaluation.Tuning) -> Table:
         notes.append(f"Popularity from clicks: weight {weight:g}, with which R@1 is {recall}.")
     best = f"{tuning.best.method} {describe_setting(tuning.best.method, tuning.best.params)}"
     if tuning.best.method == NO_CORRECTION:
-        best = "no correction, which no setting beats"
+        best = "no correction; no setting is better"
     elif tuning.select != "max" and tuning.n_near > 1:
         best += f", of {tuning.n_near:,} settings within one standard error of the best"
     notes.append(f"Chosen by {_RULES[tuning.select]}: {best.strip()}.")
@@ -201,7 +201,7 @@ def tabulate_tuning(tuning: evaluation.Tuning) -> Table:
         )
     if tuning.cross_fitted is not None:
         notes.append(
-            "Cross-fitted, each fifth of the queries with the setting that the others choose: "
+            "Cross-fitted, each fifth of the queries with the setting chosen on the others: "
             f"{show_gain(tuning.cross_fitted)}. {_INCLUDES_ZERO}"
         )
     columns = ("method", "setting", "R@1", "R@5", "R@10", "chosen by")
@@ -261,7 +261,7 @@ def tabulate_diagnosis(diagnosis: evaluation.Diagnosis) -> tuple[Table, Table]:
 def tabulate_drift(drift: evaluation.Drift) -> Table:
     """Create a table that compares today's queries with a corrector, the verdict first."""
     cells = {
-        "z: queries against bank, 0 as of one source": _signed(drift.z).removeprefix("+"),
+        "z: queries compared with bank, 0 if alike": _signed(drift.z).removeprefix("+"),
         "distance of the means, in spreads of the bank": f"{drift.mean_shift:.2f}",
     }
     if drift.agreement is not None:
@@ -275,7 +275,7 @@ def tabulate_drift(drift: evaluation.Drift) -> Table:
         if share is not None:
             cells[f"hits that go to hubs {when}"] = f"{100 * share:.1f} %"
     verdict = drift.verdict.capitalize()
-    title = f"{verdict}: {drift.n_queries:,} queries against a bank of {drift.n_references:,}"
+    title = f"{verdict}: {drift.n_queries:,} queries, {drift.n_references:,} past queries"
     notes = [f"{reason[0].upper()}{reason[1:]}." for reason in drift.reasons]
     notes.append(
         f"Hubs: items with at least twice the mean number of hits, counted over {drift.n_items:,} "
@@ -321,8 +321,8 @@ def tabulate_scan(scan: evaluation.Scan) -> Table:
 
 
 def tabulate_check(check: evaluation.Check) -> Table:
-    """Make a row per search: as it is, corrected, and by chance."""
-    searches = {"as it is": check, "NNN, automatic": check.automatic, "NNN, tuned": check.tuned}
+    """Make a row per search: uncorrected, corrected, and by chance."""
+    searches = {"uncorrected": check, "NNN, automatic": check.automatic, "NNN, tuned": check.tuned}
     shown = {name: one for name, one in searches.items() if one is not None}
     hubs, has_truth = check.hubs, check.recall_at_1 is not None
     columns = {"": [*shown, "by chance"]}
@@ -340,14 +340,14 @@ def tabulate_check(check: evaluation.Check) -> Table:
     if check.n_references is not None:
         title += f", {check.n_references:,} references"
     notes = (
-        f"most: hits of the most retrieved item, {check.hubs.places}; never: items without any. "
-        f"By chance: every hit{' that is not right' if has_truth else ''} falls on any item alike "
-        "(queries that belong together as one). Beyond chance: the share of those hits that would "
-        "have to move to look like that.",
+        f"most: hits of the most retrieved item, {check.hubs.places}; never: items without hits. "
+        f"By chance: every {'wrong ' if has_truth else ''}hit is assigned to a random item "
+        "(queries that belong together, to the same one). Beyond chance: the share of these hits "
+        "that would have to move to look random.",
         "R@1: queries with a right item as top-1, %. Gains in points, with 95 % paired intervals, "
         "queries of one item drawn together."
         if has_truth
-        else "Items that are asked for more often than others look like hubs here too.",
+        else "Popular items also look like hubs here.",
     )
     return _of_columns(title, columns, notes)
 

@@ -29,7 +29,7 @@ class ChromaBackend(ServerBackend):
     """An index in Chroma."""
 
     engine, options_type = "chroma", ChromaOptions
-    filters = "a where of Chroma, as a mapping or in JSON"
+    filters = "a Chroma where clause, as a mapping or in JSON"
     largest_k = 30_000
     builtin_errors = (OSError, RuntimeError, ValueError, TypeError, KeyError)
     options: ChromaOptions

@@ -44,7 +44,7 @@ class FaissBackend(FolderBackend):
         if _BITS.search(factory) and not factory.endswith(",RFlat"):
             raise NNNormError(
                 f"the factory {factory!r:.60} doesn't keep the rows, which a refresh needs; add "
-                ",RFlat to it, which does"
+                ",RFlat to it"
             )
 
     def _create(self, layout: Layout) -> Any:

@@ -167,7 +167,7 @@ class LancedbBackend(ServerBackend):
         table = self._table(self._name(version))
         own, vector = ("id", "vector") if version else (self.options.id, self.options.embedding)
         if missing := {own, vector} - set(table.schema.names):
-            has = f"has no column {', '.join(missing)}, but {', '.join(table.schema.names)}"
+            has = f"has no column {', '.join(missing)}; it has {', '.join(table.schema.names)}"
             raise self.error(f"{has}; name them with id= and embedding=")
         for batch in table.search().to_batches(batch_size=BATCH):
             rows = batch.to_pylist()

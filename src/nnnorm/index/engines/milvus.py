@@ -37,7 +37,7 @@ class MilvusBackend(ServerBackend):
     """An index in Milvus."""
 
     engine, options_type, key_variable = "milvus", MilvusOptions, "MILVUS_TOKEN"
-    filters = "an expression of Milvus, such as 'year > 1999'"
+    filters = "a Milvus expression, such as 'year > 1999'"
     largest_k = 16_384
     options: MilvusOptions
     created_by = ("kind", "links", "ef_construction")
@@ -46,7 +46,7 @@ class MilvusBackend(ServerBackend):
         super().__init__(place, **options)
         self._in_memory: set[str] = set()
         if self.address and not self.is_server and not self.address.endswith(".db"):
-            raise NNNormError("the place of milvus must be a file that ends in .db, or a server")
+            raise NNNormError("the path of milvus must be a file that ends in .db, or a server")
         if not re.fullmatch(r"[A-Za-z_]\w*", self.collection, re.ASCII):
             expected = "the option collection of milvus must have letters, digits and underscores"
             raise NNNormError(f"{expected}; got {self.collection!r:.60}")
