@@ -207,8 +207,9 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
         with reading(path, what):
             return path.read_text(encoding="utf-8-sig").splitlines()
     array = map_npy(path)
-    if array.ndim != 1:
-        raise NNNormError(f"{what} must be one-dimensional; {path} has the shape {array.shape}")
+    if array.ndim != 1 or array.dtype.kind == "V":
+        got = f"{path} has the shape {array.shape} and the type {array.dtype!s:.60}"
+        raise NNNormError(f"{what} must be one-dimensional numbers or text; {got}")
     return array
 
 

@@ -408,6 +408,8 @@ class Fuzzer:
             for path in folder.iterdir():
                 if path.name.startswith("out"):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if "--add" in attack.arguments:  # the first run has added to the bank
+                shutil.copyfile(self.healthy / "bank.safetensors", folder / "bank.safetensors")
             os.replace(twin, damaged)
             if attack.command in commands.CHANGING:
                 self._restore_indexes(attack.arguments, folder)
@@ -505,7 +507,7 @@ def _leftovers(attack, before, after, good):
     """Files that appeared without being asked for, and inputs that were changed."""
     engines = [word for word in attack.arguments if _is_url(word)]
     opened = [word.partition(":")[2].partition("?")[0] for word in engines]
-    opened = [place if place.strip("/") else "" for place in opened]  # "" is this folder
+    opened = [place.rstrip("/") for place in opened]  # "" is this folder
     wrong = []
     for name, content in after.items():
         top = name.split("/")[0]

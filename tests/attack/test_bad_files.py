@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 import nnnorm
 from nnnorm import Bias, NNNormError, open_embeddings
 from nnnorm.cli import app
-from nnnorm.datasets import Pairs, load_pairs, save_pairs
+from nnnorm.datasets import Pairs, load_pairs, read_coco, save_pairs
 from nnnorm.evaluation import read_truth
+from nnnorm.explore.views import to_json
 from nnnorm.files import check_memory
 from nnnorm.ranking import Ranking
-from nnnorm.tables import read_columns, read_json, read_log
+from nnnorm.tables import read_columns, read_ids, read_json, read_log
 
 DEEP = "[" * 100_000
 
@@ -243,6 +244,44 @@ def test_a_file_name_that_is_no_text_is_shown_with_escapes(tmp_path, gallery):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, env=usual)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(rb"\udcff.npy: 4 embeddings")
+
+
+def test_half_a_character_is_an_escape_in_the_json_of_the_explorer():
+    view = {"references": "\udcff.npy", "caption": "名前 🙂"}
+    text = to_json(view)
+    text.encode()
+    assert json.loads(text) == view
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text elsewhere")
+def test_the_explorer_takes_a_file_name_that_is_no_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+    for name, part in (("gallery", rows[:20]), ("queries", rows[20:30]), ("\udcff", rows[30:])):
+        np.save(f"{name}.npy", part)
+    files = ["--gallery", "gallery.npy", "--queries", "queries.npy", "--references", "\udcff.npy"]
+    assert run("explore", *files, "--export", "out").exit_code == 0
+    assert r"\udcff.npy" in (tmp_path / "out" / "recorded.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("wrong", [[], {}, [1]])
+@pytest.mark.parametrize("key", ["id", "image_id"])
+def test_an_image_of_coco_whose_number_is_a_list_or_an_object_gets_one_sentence(
+    tmp_path, key, wrong
+):
+    image, note = {"id": 1, "file_name": "a.jpg"}, {"image_id": 1, "caption": "a cat"}
+    (image if key == "id" else note)[key] = wrong
+    path = tmp_path / "captions_val2017.json"
+    path.write_text(json.dumps({"images": [image], "annotations": [note]}))
+    with pytest.raises(NNNormError, match="must have images with id and file_name"):
+        read_coco([path])
+
+
+def test_ids_in_a_structured_array_are_refused(tmp_path):
+    np.save(tmp_path / "ids.npy", np.zeros(3, dtype=[("a", "f4"), ("b", "f4", (2,))]))
+    with pytest.raises(NNNormError, match="ids must be one-dimensional numbers or text"):
+        read_ids(tmp_path / "ids.npy")
 
 
 def test_a_column_that_is_there_twice_is_refused(tmp_path):

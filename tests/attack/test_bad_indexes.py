@@ -7,11 +7,13 @@ from typing import get_type_hints
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from nnnorm import NNN, Corrector, NNNormError
+from nnnorm.cli import app
 from nnnorm.errors import keep_interrupts
 from nnnorm.files import write_whole
-from nnnorm.index import ENGINES, build_index, open_backend, open_index
+from nnnorm.index import ENGINES, build_index, copy_index, open_backend, open_index
 from nnnorm.index.engines import load_engine
 from nnnorm.index.folder import FolderBackend
 from nnnorm.index.sql import SqlBackend
@@ -129,6 +131,74 @@ def test_a_place_that_is_no_file_gets_one_sentence(url, small, tmp_path, monkeyp
     with pytest.raises(NNNormError):
         build_index(url, *small)
     assert not list(tmp_path.iterdir())
+
+
+@each_local
+@pytest.mark.parametrize("place", [".", "out/..", "./"])
+def test_a_folder_that_is_no_index_is_left_as_it_was(engine, place, small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(NNNormError, match="already exists"):
+        build_index(f"{engine}:{place}", *small)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_file_that_is_no_database_gets_no_lock(small, tmp_path):
+    (tmp_path / "mine").write_bytes(b"mine" * 1000)
+    with pytest.raises(NNNormError, match="not a database"):
+        build_index(f"sqlite:{tmp_path / 'mine'}", *small)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "pgvector"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_reading_creates_no_database(engine, is_link, small, tmp_path):
+    place = tmp_path / "photos.db"
+    if is_link:
+        place.symlink_to("nowhere")
+    before = list(tmp_path.iterdir())
+    with pytest.raises(NNNormError, match="there is no index"):
+        open_index(f"{engine}:{place}")
+    with pytest.raises(NNNormError, match=r"there is no .* to copy"):
+        copy_index(f"{engine}:{place}", "faiss:", small[1])
+    assert list(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(("engine", "lock"), [("faiss", "photos/LOCK"), ("sqlite", "photos.lock")])
+def test_a_lock_file_that_is_none_gets_one_sentence(engine, lock, small, tmp_path):
+    build_index(f"{engine}:{tmp_path / 'photos'}", *small).close()
+    (tmp_path / lock).unlink()
+    (tmp_path / lock).symlink_to(tmp_path / "nowhere")
+    with (
+        open_index(f"{engine}:{tmp_path / 'photos'}") as index,
+        pytest.raises(NNNormError, match="is a link to a missing file"),
+    ):
+        index.delete([0])
+    assert not (tmp_path / "nowhere").exists()
+    (tmp_path / lock).unlink()
+    os.mkfifo(tmp_path / lock)
+    with (
+        open_index(f"{engine}:{tmp_path / 'photos'}") as index,
+        pytest.raises(NNNormError, match="pipe"),
+    ):
+        index.delete([0])
+    assert len(open_index(f"{engine}:{tmp_path / 'photos'}")) == 40
+
+
+@pytest.mark.parametrize(
+    ("engine", "nothing"),
+    [("faiss", '{"year": 1}'), ("sqlite", "year = 1"), ("duckdb", "year = 1")],
+)
+def test_a_search_without_hits_is_a_result(engine, nothing, small, tmp_path):
+    """Also that of a Milvus folder whose items are lost."""
+    url, queries = f"{engine}:{tmp_path / 'photos'}", tmp_path / "queries.npy"
+    build_index(url, *small, metadata=[{"year": 2000 + row} for row in range(40)]).close()
+    np.save(queries, small[0][:3])
+    line = ["index", "search", url, "--queries", str(queries), "--filter", nothing]
+    for more in ([], ["--json"], ["-o", str(tmp_path / "hits.npz")]):
+        result = CliRunner().invoke(app, [*line, *more])
+        assert result.exit_code == 0, result.output
+        assert more == ["--json"] or "3 of 3 queries have no hits." in result.output
 
 
 # --- Ctrl-C, kills ---

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.attack import commands
-from tests.attack.fuzz import CLASSES, GOOD, Fuzzer, attack_all, tabulate
+from tests.attack.fuzz import CLASSES, GOOD, Attack, Fuzzer, _leftovers, attack_all, tabulate
 from tests.attack.sandbox import ROOT
 
 sandboxed = [
@@ -42,6 +42,13 @@ def test_every_input_file_of_every_command_is_in_one_of_its_lines():
         for option in command.options:
             if option.flag and option.name in commands.FILES:
                 assert any(option.flag in line for line in command.lines), option
+
+
+@pytest.mark.parametrize("end", ["", "/", "//"])
+def test_a_version_that_a_delete_has_replaced_is_not_missed(end):
+    attack = Attack(0, "index delete", [f"faiss:photos{end}", "--ids", "ids.json"])
+    before, after = {"photos/v1/index": "a", "ids.json": "b"}, {"photos/v2/index": "a"}
+    assert _leftovers(attack, before, after, True) == ["ids.json is gone"]
 
 
 @pytest.mark.parametrize("part", [pytest.param(part, marks=sandboxed) for part in [*PARTS, "rest"]])
@@ -87,6 +94,16 @@ def test_the_fuzzer_finds_an_index_that_a_refused_command_has_changed(tmp_path):
         fuzzer.planted = "half_done"
         results = attack_all(fuzzer, 40, until="leftovers")
     assert "the index answers otherwise than before" in shown(results)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="forks, with limits of Linux")
+def test_a_log_that_is_added_to_a_bank_is_compared_with_the_same_bank(tmp_path):
+    with Fuzzer(tmp_path / "attacks", seed=2, only=["bank"]) as fuzzer:
+        assert not fuzzer.prepare()
+        result = fuzzer.run(31, "bank")  # a log twice in a row
+    assert result.attack.arguments[:2] == ["log.jsonl", "--add"]
+    assert (result.kind, result.said) == ("accepted", "valid, other content")
 
 
 @pytest.mark.slow

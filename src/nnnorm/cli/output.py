@@ -178,18 +178,18 @@ def _tabulate(ranking: "Ranking", output: Path | None, corrected: bool) -> Any:
     what, names = next((what, some) for what, some in known.items() if some is not None)
     (n_queries, k), shown = names.shape, min(10, len(names))
     hits = [
-        [f"{name} {score:.3f}" if score > -math.inf else "–" for name, score in pairs]
+        [f"{name} {score:.3f}" if score > -math.inf else "–" for name, score in pairs] or ["–"]
         for query in range(shown)
         for pairs in [zip(names[query, :5], ranking.scores[query, :5], strict=True)]
     ]
     widths = [max(map(len, column)) + 2 for column in zip(*hits, strict=True)]
     fitting = [n for n in range(1, len(widths) + 1) if sum(widths[:n], start=5) <= _COLUMNS]
-    columns = max(fitting, default=1)
+    columns, has_hits = max(fitting, default=1), (ranking.scores > -math.inf).any(axis=1)
     notes = []
     if output is not None or n_queries > shown or k > columns:
-        note = f"Shown: {shown} of {n_queries:,} queries, {columns} of {k} places; "
+        note = f"Shown: {shown} of {n_queries:,} queries, {min(columns, k)} of {k} places; "
         notes.append(note + (f"all are in {output}" if output else "-o FILE or --json gives all"))
-    if n_empty := int((ranking.scores[:, 0] == -math.inf).sum()):
+    if n_empty := int((~has_hits).sum()):
         notes.append(f"{n_empty:,} of {n_queries:,} queries have no hits.")
     title = f"Best items ({what}, {'corrected score' if corrected else 'score'})"
     headings = ("query", *(str(place + 1) for place in range(columns)))

@@ -59,7 +59,8 @@ def read_coco(paths: Sequence[PathLike], images: PathLike = ".") -> Pairs:
         with _explain_shape(str(path), needed, _COCO):
             files = {image["id"]: str(folder / image["file_name"]) for image in about["images"]}
             captions = [(note["image_id"], _tidy(note["caption"])) for note in about["annotations"]]
-        if stray := [image for image, _ in captions if image not in files]:
+            stray = [image for image, _ in captions if image not in files]
+        if stray:
             raise NNNormError(
                 f"{path}: {len(stray)} captions belong to images that the file doesn't list, "
                 f"such as image {stray[0]}"

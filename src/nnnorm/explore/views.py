@@ -56,7 +56,9 @@ def to_json(view: View) -> str:
             return array.tolist()
         return [float(f"{number:.7g}") for number in array.tolist()]
 
-    return json.dumps(view, default=write, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(view, default=write, ensure_ascii=False, allow_nan=False)
+    # Half of a pair, as in a file name that isn't UTF-8, becomes an escape of JSON.
+    return text.encode(errors="backslashreplace").decode()
 
 
 class Views:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from nnnorm.embeddings import FloatArray
 from nnnorm.errors import NNNormError, first_line, hide_secrets, keep_interrupts, show_url
-from nnnorm.files import check_space, is_disk_full
+from nnnorm.files import check_regular, check_space, is_disk_full
 
 Ids: TypeAlias = npt.NDArray[Any]  # int64, or str
 Pairs: TypeAlias = Sequence[tuple[Any, float]]  # ids and scores of the hits of one query
@@ -231,6 +231,10 @@ class Backend(ABC):
         """Whether something else in the database has this name."""
         return False
 
+    def is_absent(self) -> bool:
+        """Whether there is no file or folder yet, which the engine would create."""
+        return False
+
     @abstractmethod
     def create(self, version: str, layout: Layout) -> None:
         """Create an empty version that isn't served."""
@@ -353,6 +357,9 @@ class Backend(ABC):
             path = self.lock_file()
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
+                check_regular(path)
+                if path.is_symlink() and not path.exists():
+                    raise NNNormError(f"{path} is a link to a missing file; remove the link")
                 file = stack.enter_context(open(path, "ab"))
                 _lock(file)
             yield
@@ -394,6 +401,11 @@ class ClientBackend(Backend):
             if self._client is None:
                 self._client = self._connect()
             return self._client
+
+    def is_absent(self) -> bool:
+        if self._client is not None or not self.address or "://" in self.address:
+            return False
+        return not Path(self.address).exists()
 
     def close(self) -> None:
         with self._turn:

@@ -501,9 +501,10 @@ def build_index(
             rows = items.rows(start, min(start + _BATCH, len(items)))
             yield Items(given[part], *config.transform_items(rows, values[part]), entries[part])
 
+    with backend.translating():
+        _check_free(backend)  # before a lock file is made next to something else
     with backend.writing():
-        if backend.served() is not None or backend.is_taken():
-            raise backend.error("already exists; refresh it, or choose another name")
+        _check_free(backend)
         _keep_only(backend)
         _fill(backend, config, parts(), len(items), progress, None)
     return CorrectedIndex(backend, used)
@@ -577,6 +578,8 @@ def copy_index(
     backend = there if isinstance(target, str) and target == source else open_backend(target)
     with there.translating():
         served = there.served()
+        if served is None and there.is_absent():
+            raise NNNormError(f"there is no {there.name} to copy; check the path")
         batches = there.scan(None) if served is None else CorrectedIndex(there).scan()
         read = list(batches)
     if not read:
@@ -642,6 +645,11 @@ def _fill(
                 backend.drop(version)
         raise
     return version
+
+
+def _check_free(backend: Backend) -> None:
+    if backend.served() is not None or backend.is_taken():
+        raise backend.error("already exists; refresh it, or choose another name")
 
 
 def _keep_only(backend: Backend, *kept: str) -> None:

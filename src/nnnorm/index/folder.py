@@ -113,7 +113,8 @@ class FolderBackend(Backend):
 
     def is_taken(self) -> bool:
         own = ("CURRENT", "LOCK", ".nnnorm-", "v")
-        found = [] if self.folder is None else self.folder.glob("*")
+        # The real path: "out/.." is this folder even if there is no "out".
+        found = [] if self.folder is None else Path(os.path.realpath(self.folder)).glob("*")
         return not all(path.name.startswith(own) for path in found)
 
     def lock_file(self) -> Path | None:

@@ -9,7 +9,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -72,20 +71,14 @@ class ServerBackend(ClientBackend):
     def _name(self, version: str | None) -> str:
         return self.collection if version is None else f"{self.collection}_{version}"
 
-    def _is_absent(self) -> bool:
-        """Whether there is no folder yet, which a client would create."""
-        if self._client is not None or "://" in self.address:
-            return False
-        return not Path(self.address).exists()
-
     def _names(self) -> list[str]:
-        return [] if self._is_absent() else self._list_names()
+        return [] if self.is_absent() else self._list_names()
 
     def is_taken(self) -> bool:
         return self.collection in self._names()
 
     def served(self) -> str | None:
-        name = None if self._is_absent() else self._served_name()
+        name = None if self.is_absent() else self._served_name()
         return None if name is None else name.removeprefix(f"{self.collection}_")
 
     def versions(self) -> list[str]:

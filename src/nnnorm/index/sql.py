@@ -129,14 +129,14 @@ class SqlBackend(ClientBackend):
     def _listed(self, column: str, condition: str = "", *values: str) -> list[Any]:
         """Read the list of versions; there is none before the first index is built."""
         if not self._has_list:
-            self._has_list = self._has_table("nnnorm_indexes")
+            self._has_list = not self.is_absent() and self._has_table("nnnorm_indexes")
         if not self._has_list:
             return []
         statement = f"SELECT {column} FROM nnnorm_indexes WHERE name = ? {condition}"
         return [row[0] for row in self.run(statement, self.options.table, *values)]
 
     def is_taken(self) -> bool:
-        return self._has_table(self.options.table)
+        return not self.is_absent() and self._has_table(self.options.table)
 
     def served(self) -> str | None:
         found = self._listed("version", "AND served = 1")

@@ -65,6 +65,9 @@ class PgvectorBackend(SqlBackend):
             ) from None
         return psycopg.connect(place, autocommit=True, connect_timeout=30)
 
+    def is_absent(self) -> bool:
+        return False  # its address need not be a URL
+
     @contextmanager
     def writing(self) -> Iterator[None]:
         with super().writing():

@@ -107,8 +107,6 @@ class SqliteVecBackend(SqlBackend):
         return joined.reshape(len(vectors), -1).astype(np.float32)
 
     def _has_table(self, name: str) -> bool:
-        if self._client is None and self.address and not Path(self.address).exists():
-            return False
         tables = "sqlite_master WHERE type = 'table'"
         return bool(self.run(f"SELECT 1 FROM {tables} AND name = ?", name))
 
