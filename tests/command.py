@@ -4,7 +4,7 @@ import json
 
 from typer.testing import CliRunner
 
-from nnnorm.cli import app
+from nnnorm.cli.app import app
 
 
 def run(*arguments):

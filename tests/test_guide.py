@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nnnorm.cli import app
+from nnnorm.cli.app import app
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import nnnorm
-from nnnorm.cli import app, load_commands
-from nnnorm.cli.app import COMMANDS
+from nnnorm.cli.app import COMMANDS, app, load_commands
 from tests.source import read_tree
 
 SOURCE = Path(nnnorm.__file__).parent

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import nnnorm
-from nnnorm.cli import app
+from nnnorm.cli.app import app
 from nnnorm.datasets import load_shapes
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,7 @@ import pytest
 from typer.main import get_command
 
 import nnnorm
-from nnnorm.cli import app, load_commands
-from nnnorm.cli.app import show_option
+from nnnorm.cli.app import app, load_commands, show_option
 
 pytest.importorskip("material", reason="the site needs `pip install '.[docs]'`")
 pytest.importorskip("mkdocstrings_handlers", reason="the site needs `pip install '.[docs]'`")

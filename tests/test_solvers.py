@@ -92,7 +92,7 @@ def test_auto_raises_the_quality_until_the_error_is_small(problem, any_saving, m
 def test_auto_is_exact_with_a_warning_where_approximate_means_are_far_off(any_saving):
     hard = noise(1000, 17_000)
     words = (
-        r"exact means will take about \d.* (minutes|hours); approximate means would be off by "
+        r"exact means will take about \d+:\d\d:\d\d \(h:mm:ss\); approximate means would be off by "
         r"[2-9]\d% of their standard deviation \(15% is accepted\).* solver='approximate'"
     )
     with pytest.warns(NNNormWarning, match=words) as seen:
@@ -103,7 +103,9 @@ def test_auto_is_exact_with_a_warning_where_approximate_means_are_far_off(any_sa
 
 
 def test_auto_is_exact_with_the_time_to_expect_where_lists_save_nothing(problem, exact_means):
-    with pytest.warns(NNNormWarning, match=r"exact means will take about [\d.]+ \w+$"):
+    with pytest.warns(
+        NNNormWarning, match=r"exact means will take about \d+:\d\d:\d\d \(h:mm:ss\)$"
+    ):
         values, about = auto(problem)
     assert about == {"solver": "exact"}
     np.testing.assert_allclose(values, exact_means(20), atol=1e-6)

@@ -10,8 +10,7 @@ from mkdocs.structure.files import File
 from typer.main import get_command
 
 import nnnorm
-from nnnorm.cli import app, load_commands
-from nnnorm.cli.app import show_option
+from nnnorm.cli.app import app, load_commands, show_option
 from nnnorm.cli.options import GROUPS
 
 # Public names by topic. Names that aren't listed go last.

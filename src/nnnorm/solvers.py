@@ -32,6 +32,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -146,7 +147,7 @@ def _choose_model(
         # At best, the error falls as fast as the quality rises.
         excess = 1.0 if model is None else error / _LARGEST_ERROR
         quality = 2 ** max(quality.bit_length(), math.ceil(math.log2(quality * excess)))
-    message = f"exact means will take about {_duration(seconds)}"
+    message = f"exact means will take about {timedelta(seconds=round(seconds))} (h:mm:ss)"
     if math.isfinite(least_error):
         message += (
             f"; approximate means would be off by {least_error:.0%} of their standard deviation "
@@ -155,14 +156,6 @@ def _choose_model(
         )
     warn(message)
     return None
-
-
-def _duration(seconds: float) -> str:
-    """Round to two digits and name the unit: ``"40 seconds"``, ``"3.5 minutes"``."""
-    for unit, size in (("hours", 3600), ("minutes", 60)):
-        if seconds >= 1.5 * size:
-            return f"{float(f'{seconds / size:.2g}'):g} {unit}"
-    return f"{max(1, round(seconds))} seconds"
 
 
 # --- torch -------------------------------------------------------------------------------------
@@ -411,7 +404,8 @@ def _probe(
     """Per item: mean of the k best scores found, features, and number of candidates."""
     n_gallery, dim = gallery.shape
     n_probes = min(n_probes, len(bank))
-    ranks = _rank_edges(k)
+    edges = [0, *(2**power for power in range(k.bit_length()) if 2**power < k), k]
+    ranks = list(itertools.pairwise(edges))  # 1, 2, 3–4, 5–8, … up to k
     features = np.empty((n_gallery, len(ranks) + 2), dtype=np.float32)
     means = np.empty(n_gallery, dtype=np.float32)
     n_candidates = np.empty(n_gallery, dtype=np.int64)
@@ -456,12 +450,6 @@ def _probe(
 
 
 # --- approximate: the regression ----------------------------------------------------------------
-
-
-def _rank_edges(k: int) -> list[tuple[int, int]]:
-    """Split ranks into 1, 2, 3–4, 5–8, … up to k."""
-    edges = [0, *(2**power for power in range(k.bit_length()) if 2**power < k), k]
-    return list(itertools.pairwise(edges))
 
 
 def _learn_missed(

@@ -15,7 +15,7 @@ from typing import Union, get_args, get_origin
 
 from typer.main import get_command
 
-from nnnorm.cli import app, load_commands
+from nnnorm.cli.app import app, load_commands
 from tests.attack.materials import APPLICATION, ENGINES, LIVING, SERVERS, living_url_of, url_of
 
 _LIVING = tuple(map(living_url_of, LIVING))

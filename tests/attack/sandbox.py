@@ -106,7 +106,7 @@ def serve():
 
 def _load_command():
     """The command line, with everything imported that all commands need."""
-    from nnnorm.cli import app, load_commands
+    from nnnorm.cli.app import app, load_commands
 
     load_commands()
     command = get_command(app)

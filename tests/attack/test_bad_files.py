@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import nnnorm
 from nnnorm import Bias, NNNormError, open_embeddings
-from nnnorm.cli import app
+from nnnorm.cli.app import app
 from nnnorm.datasets import Pairs, load_pairs, read_coco, save_pairs
 from nnnorm.evaluation import read_truth
 from nnnorm.explore.views import to_json

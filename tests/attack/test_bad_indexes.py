@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nnnorm import NNN, Corrector, NNNormError
-from nnnorm.cli import app
+from nnnorm.cli.app import app
 from nnnorm.errors import keep_interrupts
 from nnnorm.files import write_whole
 from nnnorm.index import ENGINES, build_index, copy_index, open_backend, open_index

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nnnorm import Bias, load_shapes, tune
-from nnnorm.cli import app
+from nnnorm.cli.app import app
 from tests import made
 from tests.command import run as run_any
 

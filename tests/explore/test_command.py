@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import nnnorm
-from nnnorm.cli import app
+from nnnorm.cli.app import app
 from nnnorm.explore import Session, open_material, record
 from nnnorm.explore.recording import MODULES, STATIC, join_modules
 from nnnorm.explore.views import Views

@@ -372,7 +372,7 @@ def fitted_files() -> dict[str, str]:
 
 
 def run(*words: Any) -> Any:
-    from nnnorm.cli import app, load_commands
+    from nnnorm.cli.app import app, load_commands
 
     load_commands()
     done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)

@@ -16,17 +16,13 @@ demo        demo
 
 import sys
 
-try:
-    from nnnorm.cli.app import INTERRUPTED, app, load_commands
-except KeyboardInterrupt:  # imports take a moment in which no handler of the app is active
-    sys.stderr.write("Error: interrupted\n")
-    sys.exit(130)
-
 
 def main() -> None:
     """Run the command line."""
     try:
+        from nnnorm.cli.app import app  # takes a moment, in which Ctrl-C is handled too
+
         app(prog_name="nnnorm")
     except KeyboardInterrupt:
         sys.stderr.write("Error: interrupted\n")
-        sys.exit(INTERRUPTED)
+        sys.exit(130)

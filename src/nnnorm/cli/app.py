@@ -33,7 +33,6 @@ from nnnorm.version import __version__
 # Ends and usage errors; the third in the line of BadParameter is the base of all usage errors,
 # which is not exported by every version of Typer.
 _NOT_OURS: Any = (BrokenPipeError, typer.Exit, typer.Abort, typer.BadParameter.__mro__[2])
-INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it
 
 
 # Every command, its module, and its line of the help, the common ones first.
@@ -113,7 +112,8 @@ class _Group(HelpfulGroup):
             if ctx.obj == "debug":
                 print_note("".join(traceback.format_exception(error)), keep="\n")
             print_note(f"Error: {_explain(error)}")
-            raise typer.Exit(INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1) from error
+            # 130 is what shells return after Ctrl-C.
+            raise typer.Exit(130 if isinstance(error, KeyboardInterrupt) else 1) from error
 
 
 def _explain(error: BaseException) -> str:

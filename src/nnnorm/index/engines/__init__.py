@@ -29,8 +29,7 @@ _SERVERS = ("", "http:", "https:", "postgresql:", "postgres:")
 def load_engine(scheme: str) -> type[Backend]:
     """Import the backend class of a scheme; the engine's own library isn't imported yet."""
     module, name = ENGINES[scheme]
-    kind: type[Backend] = getattr(importlib.import_module(module), name)
-    return kind
+    return getattr(importlib.import_module(module), name)
 
 
 def open_backend(url: "str | Backend") -> Backend:
