@@ -317,8 +317,8 @@ class Fuzzer:
             return ("engine" if is_database else "crash"), f"signal {done.signal}: {said}"
         if done.memory > MOST_MEMORY + (2**29 if _is_roomy(attack) else 0):
             return "memory", f"{done.memory / 1e9:.1f} GB"
-        if "Traceback (most recent" in done.err or "this is a fault of" in done.err:
-            is_log = is_database and said.startswith("Error: ") and "a fault of" not in said
+        if "Traceback (most recent" in done.err or "this is a bug in nnnorm" in done.err:
+            is_log = is_database and said.startswith("Error: ") and "a bug in nnnorm" not in said
             return ("engine" if is_log else "traceback"), said
         good = done.code in _EXIT_CODES.get(attack.command, (0,))
         after = _listing(folder)
