@@ -6,6 +6,7 @@ arrived, what to do.
 
 import io
 import os
+import re
 
 import numpy as np
 import pytest
@@ -42,7 +43,8 @@ def test_a_missing_file_is_refused(tmp_path):
 def test_a_text_taken_for_a_path_is_refused():
     caption = "a dog that runs on the beach " * 200
     assert refusal(caption) == "can't be opened (File name too long); check the path"
-    assert refusal("a\0b") == "can't be opened (embedded null byte); check the path"
+    # Each Python has its own words for the null byte.
+    assert re.fullmatch(r"can't be opened \(.*embedded null .*\); check the path", refusal("a\0b"))
 
 
 @pytest.mark.parametrize("file", ["a.npy.gz", "a", "a.NPY", "a.csv"])
