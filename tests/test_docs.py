@@ -145,8 +145,8 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
 def test_links_between_the_pages_lead_somewhere(page):
-    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8"))
-    for target, anchor in links:
+    text = page.read_text(encoding="utf-8").replace("](../../actions/", "](https://")  # GitHub's
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
         linked = page.parent / target if target else page
         assert linked.exists(), f"{page.name} links to {target}"
         if anchor:

@@ -4,7 +4,11 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import statistics
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +54,22 @@ def test_the_python_and_the_commands_of_the_readme_run(tmp_path, monkeypatch, rn
     (commands,) = blocks("sh")
     for line in commands.splitlines()[1:]:  # the first installs the package
         assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0, line
+
+
+def test_a_release_has_the_address_of_its_repository_in_all_links(tmp_path):
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    script = ROOT / ".github" / "fill_in_address.py"
+    subprocess.run([sys.executable, script, "owner/name", "v9"], cwd=tmp_path, check=True)
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'src(?:set)?="([^"]+)"', text)
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert "https://github.com/owner/name/blob/v9/docs/evidence.md" in links
+    assert "https://github.com/owner/name/actions/workflows/test.yml" in links
+    assert "https://raw.githubusercontent.com/owner/name/v9/docs/images/hub-light.png" in links
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["urls"]["Repository"] == "https://github.com/owner/name"
+    assert {"Paper", "Documentation", "Issues", "Changelog"} <= set(project["urls"])
 
 
 def test_the_citation_is_that_of_the_paper_in_the_readme():

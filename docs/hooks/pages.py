@@ -50,6 +50,7 @@ def on_page_markdown(markdown, page, config, files: Files):
     uri = page.file.src_uri
     if uri == "index.md":
         page.meta["hide"] = ["navigation"]  # the home page has no section
+        markdown = re.sub(r"^\[!\[.*\n", "", markdown, flags=re.MULTILINE)  # no badges here
     markdown = _PICTURE.sub(_SHOWN, markdown)
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
     parts[::2] = [_LINK.sub(lambda link: _site_link(link, uri, files), part) for part in parts[::2]]
