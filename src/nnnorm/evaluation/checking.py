@@ -408,7 +408,8 @@ def check(
         crossed = trial.cross_fit("one-standard-error", seed=seed)
         best = trial.settings[number]
         _, hits = look(trial.bias(number) if number else None, trial.evaluation(number))
-        about["tuned"] = Measured(best.name, dict(best.params), **measure(crossed, hits))
+        params = {**best.params, **({} if best.between == 1 else {"between": best.between})}
+        about["tuned"] = Measured(best.name, params, **measure(crossed, hits))
         about["better"] = crossed.gain_over(corrected, seed=seed)
         if _asks_for_others(bank, items, raw):
             rows = np.unique(right.items)
@@ -522,9 +523,11 @@ def _count_needed(measured: Measured, n_queries: int) -> int | None:
 
 
 def _next_lines(tuned: Measured | None, options: dict[str, Any]) -> tuple[str, str]:
+    params = {} if tuned is None else dict(tuned.params)
+    options |= {"between": params.pop("between")} if "between" in params else {}
     more = "".join(f", {name}={value}" for name, value in options.items())
     also = f", normalize={options['normalize']}" if "normalize" in options else ""
-    method = "NNN()" if tuned is None else repr(methods.make_method(tuned.method, **tuned.params))
+    method = "NNN()" if tuned is None else repr(methods.make_method(tuned.method, **params))
     fit = f"bias = nnnorm.{method}.fit(gallery, references{more})"
     if "recent" in options:
         fit = f"bias = nnnorm.Corrector.fit(gallery, references{more}).bias"
