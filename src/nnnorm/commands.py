@@ -22,7 +22,7 @@ def write_command(name: str, options: Mapping[str, Any]) -> list[str]:
 def write_fit(
     files: Mapping[str, Any], method: str, params: Mapping[str, Any], normalize: bool | None
 ) -> list[str]:
-    """Write the command that fits a setting and keeps a corrector; what is automatic is left out."""
+    """Write the command that fits a setting, without parameters that are automatic."""
     given = {name: value for name, value in params.items() if value != "auto"}
     options = {**files, "method": None if method == "nnn" else method}
     options |= {name: given.pop(name) for name in ("reference_k", "alpha") if name in given}
