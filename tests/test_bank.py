@@ -398,7 +398,7 @@ def unit(rng, n, dim=16):
     ("change", "words"),
     [
         (lambda bank, rng: bank.add(unit(rng, 3, 8), times=[1] * 3),
-         "queries must have the dimension of the bank, 16; got 8. Were they encoded by different models"),
+         "the dimension of the bank, 16; got 8. Were they encoded by different models"),
         (lambda bank, rng: bank.add(unit(rng, 3)),
          "got times for the bank, none for queries; pass times"),
         (lambda bank, rng: bank.add(unit(rng, 3), times="asked_at"),
@@ -411,7 +411,7 @@ def unit(rng, n, dim=16):
          "counts must be whole numbers of at least 1; row 1 has 0"),
         (lambda bank, rng: bank.add(5 * unit(rng, 3), times=[1] * 3),
          r"queries has norms 5 to 5, but all rows of the bank have about 1; scale"),
-        (lambda bank, rng: bank.forget(before=99), "all 30 unique queries are older than 99 .*would drop all"),
+        (lambda bank, rng: bank.forget(before=99), "older than 99 .*would drop all"),
     ],
 )  # fmt: skip
 def test_a_bad_change_is_refused_and_changes_nothing(rng, change, words):
@@ -436,7 +436,7 @@ def test_a_bank_with_bad_settings_is_refused(options, words):
 
 
 def test_a_bank_without_times_forgets_nothing():
-    with pytest.raises(NNNormError, match="this bank has none; build it again with times"):
+    with pytest.raises(NNNormError, match="this bank has no times"):
         Bank.of(np.eye(2)).forget(before=1)
 
 

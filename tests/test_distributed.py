@@ -261,7 +261,7 @@ def errors_and_warnings_of_workers_name_the_file(corrector, folder):
     assert not (folder / "broken-bias" / "part-2.parquet").exists()
     assert not (folder / "broken-bias" / "_nnnorm.json").exists()
     gallery = write_gallery(folder / "other", rows=-ITEMS)
-    with pytest.warns(NNNormWarning, match=r"other/.*parquet: .* were they encoded by another"):
+    with pytest.warns(NNNormWarning, match=r"other/.*parquet: .* check that the same model"):
         transform_parquet(corrector, gallery, folder / "other-bias")
 
 

@@ -204,7 +204,7 @@ def test_a_gated_bias_is_no_extra_dimension(small):
         lambda: augment_gallery(small.gallery, gated),
         lambda: augment_queries(small.queries, gated),
     ):
-        with pytest.raises(NNNormError, match=r"a gated bias \(qbnorm\) corrects only some queries"):
+        with pytest.raises(NNNormError, match=r"gated bias \(qbnorm\) corrects only some queries"):
             use()
 
 

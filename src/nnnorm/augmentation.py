@@ -61,9 +61,8 @@ class Augmentation:
         squares += stored.astype(np.float64) ** 2
         if (squares > limit * (1 + _ROUNDING)).any():
             raise NNNormError(
-                f"an item with its bias must have a norm of at most {self.radius:.4g}, the norm of "
-                f"all stored rows; got {math.sqrt(squares.max()):.4g}: fit again with this item in "
-                "the gallery"
+                f"an item with its bias must have a norm of at most {self.radius:.4g}; got "
+                f"{math.sqrt(squares.max()):.4g}: fit again with this item in the gallery"
             )
         rest = np.sqrt((limit - squares).clip(min=0)).astype(np.float32)
         return np.column_stack([rows, stored, rest])

@@ -291,10 +291,7 @@ class Bank:
         2
         """
         if self.last_seen is None:
-            raise NNNormError(
-                "forget needs the times of queries, but this bank has none; build it again with "
-                "times (--time)"
-            )
+            raise NNNormError("this bank has no times to forget by; build it with times (--time)")
         is_kept = self._kept.last_seen >= read_times([before], "before")[0]
         if not is_kept.any():
             raise NNNormError(

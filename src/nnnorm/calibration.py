@@ -101,10 +101,7 @@ class Calibration:
         if not 0 < check_number("probability", probability) < 1:
             raise NNNormError(f"probability must be between 0 and 1; got {probability!r}")
         if curve.slope <= 0:
-            raise NNNormError(
-                "first hits with a higher confidence weren't right more often, so no threshold "
-                "helps; check that the labels are in the order of the queries, or label more"
-            )
+            raise NNNormError("confidence doesn't separate right from wrong; pass more labels")
         return (math.log(probability / (1 - probability)) - curve.intercept) / curve.slope
 
     def quantile(self, share: float) -> float:
@@ -169,10 +166,7 @@ def calibrate(confidence: npt.ArrayLike, is_right: npt.ArrayLike | None = None) 
     """
     given = _open_confidence(confidence)
     if given.ndim != 1 or not len(given):
-        raise NNNormError(
-            "confidence must be one number per query, shape (n_queries,), such as "
-            f"Ranking.confidence; got shape {given.shape}"
-        )
+        raise NNNormError(f"confidence must be one number per query; got shape {given.shape}")
     if not np.isfinite(given).all():
         raise NNNormError("confidence must be finite; leave out queries without hits")
     quantiles = tuple(np.quantile(given, _STEPS).tolist())

@@ -576,9 +576,7 @@ class Corrector:
                 f"{asked.shape}"
             )
         if np.isnan(given).any():
-            raise NNNormError(
-                "scores must be numbers; got NaN or None: for a missing hit, pass -inf (inf for l2)"
-            )
+            raise NNNormError("scores must not be NaN; for a missing hit, pass -inf (inf for l2)")
         if metric not in get_args(Target):
             raise NNNormError(f"metric must be 'ip', 'cosine' or 'l2'; got {metric!r}")
         weights = -asked[:, [self.dim]] * self.augmentation.scale
@@ -732,10 +730,9 @@ class Corrector:
     def _check_weighted(self) -> None:
         if self.weight == 0:
             raise NNNormError(
-                "this corrector has weight 0, so its queries ignore the bias and any popularity; "
-                "use nnnorm.augmentation instead: store augment_gallery(items, bias) and search "
-                "with augment_queries(queries, bias), with bias = corrector.bias_for(items) + "
-                "popularity"
+                "this corrector has weight 0, so its queries ignore popularity; call "
+                "augment_gallery and augment_queries of nnnorm.augmentation with the bias "
+                "corrector.bias_for(items) + popularity"
             )
 
     def _add_clicks(
