@@ -208,7 +208,7 @@ def test_raw_items_have_room_up_to_a_margin_and_are_rejected_beyond_it(made):
     assert corrector.transform_items(2.4 * made.new).shape == (60, 18)
     long = made.new.copy()
     long[0] *= 9
-    with pytest.raises(NNNormError, match="must have a norm of at most .*: fit again"):
+    with pytest.raises(NNNormError, match=r"must have a norm of at most .*: fit again"):
         corrector.transform_items(long)
     assert len(corrector.bias_for(long)) == 60  # a value needs no room
 
