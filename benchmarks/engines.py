@@ -277,8 +277,8 @@ def run(
 
 def tables(results: Record) -> str:
     """The Markdown table of `docs/engines/README.md`, from the results alone."""
-    columns = ["engine and setting", "mode", "recall@10 without", "with", "ms per query without"]
-    columns += ["with", "latency", "queries", "builds", "tested version"]
+    columns = ["engine and setting", "mode", "recall@10 before", "after", "ms per query before"]
+    columns += ["after", "change in latency", "tested version"]
     rows = [
         [
             f"`{row['url']}`",
@@ -288,8 +288,6 @@ def tables(results: Record) -> str:
             f"{row['ms_plain']:.3g}",
             f"{row['ms']:.3g}",
             latency(row),
-            str(row["n_queries"]),
-            str(row.get("n_builds", 1)),
             row["package"],
         ]
         for row in results["engines"]
