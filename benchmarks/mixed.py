@@ -276,8 +276,10 @@ def tables(results: dict[str, Any]) -> str:
         )
     columns = ("Gallery", "uncorrected", "`NNN()`", "with `groups`", "gain in R@10")
     changes = [one["change"] for one in results["random"]]
-    note = f"Random labels change the results of 11 searches by {points(min(changes))} to "
-    note += f"{points(max(changes))} points, {points(float(np.mean(changes)))} on average."
+    n_searches = len({one["search"] for one in results["random"]})
+    note = f"As a control, random labels ({', '.join(LABELS)}) change the results of {n_searches} "
+    note += f"searches with one kind of item by {points(min(changes))} to {points(max(changes))} "
+    note += f"points, and by {points(float(np.mean(changes)))} on average."
     return f"{table(columns, rows)}\n\n{note}\n"
 
 
