@@ -59,6 +59,10 @@ def test_check_and_tune_take_groups_and_pass_them_on():
     assert found["automatic"]["params"]["groups"].keys() == {"photo", "text"}
     assert "--groups groups.txt" in found["next"][0]
     tuned = run_json("tune", *task)
+    assert found["tuned"]["params"].get("between", 1) == tuned["between"]
+    assert found["tuned"]["gain"] == tuned["cross_fitted"]
+    assert found["recommended"] == "tuned"
+    assert found["next"][0] == tuned["fit"]
     assert "--groups groups.txt" in tuned["fit"]
     assert run(*tuned["fit"].split()[1:]).exit_code == 0
     assert Bias.load("bias.safetensors").params["between"] == tuned["between"]

@@ -199,11 +199,10 @@ def tune(
     best, commands = tuning.best, []
     if best.method != NO_CORRECTION:
         files = {"gallery": task["gallery"], "references": references, "groups": groups}
-        given = {**best.params, "duplicates": duplicates}
+        between = {} if tuning.between in (None, 1) else {"between": tuning.between}
+        given = {**best.params, **between, "duplicates": duplicates}
         if gallery_references and find_method(best.method)[0].gallery_bank != "unused":
             given["gallery_references"] = gallery_references
-        if tuning.between not in (None, 1):
-            given["between"] = tuning.between
         commands = [write_fit(files, best.method, given, task["normalize"])]
     about = {**tuning.to_dict(), "fit": " ".join(commands[0]) if commands else None}
     has_map = any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid)
