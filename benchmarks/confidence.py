@@ -47,7 +47,6 @@ COLUMNS += ("there: raw top", "there: confidence")
 # Headers of the table, and names of sets.
 SHOWN = ("top raw score", "top corrected score", "raw margin", "confidence")
 SHOWN += ("in gallery: top raw score", "in gallery: confidence")
-CLIP = ("unsplash500", "clip_coco500")
 NAMES = {
     "flickr8k": "Flickr8k",
     "unsplash500": "Unsplash (CLIP)",
@@ -245,16 +244,6 @@ def tables(results: dict[str, Any]) -> str:
     overall = [np.mean([row[column] for row in means.values()]) for column in COLUMNS]
     lines.append(("mean", "", *map(show, overall)))
     parts = [table(("set", "first hit right", *SHOWN), lines)]
-    worst = min(means, key=lambda name: means[name]["confidence"] - means[name]["raw margin"])
-    gap = means[worst]["confidence"] - means[worst]["raw margin"]
-    clip = []
-    for name in CLIP:
-        own = [one["auroc"]["confidence"] for one in cells if one["set"] == name]
-        error = np.std(own, ddof=1) / np.sqrt(len(own)) if len(own) > 1 else np.nan
-        clip.append(f"{show(error)} on {NAMES[name]}")
-    note = f"The AUROC of confidence has a standard error of {' and '.join(clip)}. "
-    parts.append(f"{note}The raw margin is better by {show(-gap)} at most, on {NAMES[worst]}.")
-
     lines = []
     for name in SETS:
         of_set = [one for one in cells if one["set"] == name]
