@@ -120,13 +120,12 @@ def size_of(folder):
 
 
 def tables(results):
-    """The table of the docs."""
-    lines = ["| extra | size on disk |", "|---|---:|"]
+    """The sizes, as the docs list them."""
+    sizes = []
     for extra, facts in results.get("extras", {}).items():
-        name = "the core alone" if extra == CORE else f"`nnnorm[{extra}]`"
-        size = "failed" if "error" in facts else f"{facts['megabytes']:,} MB"
-        lines.append(f"| {name} | {size} |")
-    return "\n".join(lines) + "\n"
+        name = "core alone" if extra == CORE else f"`{extra}`"
+        sizes.append(f"{name} {'failed' if 'error' in facts else format(facts['megabytes'], ',')}")
+    return f"Size on disk, in MB: {'; '.join(sizes)}.\n" if sizes else ""
 
 
 def main():

@@ -201,7 +201,7 @@ def test_what_can_not_calibrate_is_one_sentence(ranked, files):
     for words, message in (
         (
             ["ranking.npz", "--labels", "bad.txt"],
-            "labels must be 1 or 0, or True or False, for every query",
+            "labels must be 1 or 0, or True or False; got",
         ),
         (["ranking.npz", "--corrector", "corrector.safetensors"], "go together"),
         (["old.npz"], "old.npz has no confidence; search again and save"),
