@@ -1,10 +1,10 @@
-"""`check`: are there hubs, will a correction help, which one, and what to do next.
+"""`check`: report hubs, whether a correction helps, which one, and what to do next.
 
-`check` combines other functions. Hubs are compared with a null model (`hubness`). Without labels,
-the expected effect follows from the past queries: whether their halves agree (reliability), whether
-they resemble the queries (z), and how the hubs change. With labels, the gain is measured on all
-queries. Automatic settings use no labels, and tuned settings are cross-fitted. The gains equal
-those of `evaluate`, `tune` and `compare`.
+Hubs are compared with a null model (`hubness`). Without labels, the expected effect is estimated
+from the past queries: whether their halves agree (reliability), whether they resemble the queries
+(z), and how the correction changes the hubs. With labels, the gain is measured on all queries.
+Automatic settings use no labels, and tuned settings are cross-fitted. The gains equal those of
+`evaluate`, `tune` and `compare`.
 """
 
 import math
@@ -44,19 +44,19 @@ _EXPECTATIONS = {
     "little": "little effect expected",
     "unclear": "unclear whether it helps",
 }
-# If halves of a bank agree less than this, their biases are mostly noise.
+# With less reliable past queries, the bias is mostly noise.
 _LEAST_RELIABLE = 0.5
 # Six changes, all for the better, are the fewest that pass a sign test.
 _FEWEST_CHANGED = 6
-# If none of so many change, fewer than one in a hundred do (95 %).
+# If none of so many queries change, fewer than 1 % of all queries do (95 %).
 _FEWEST_LABELS = 300
-# If a correction gives fewer queries another top-1 item, its effect doesn't matter.
+# Share of queries with a new top-1 item below which the effect doesn't matter.
 _LEAST_MOVED = 0.005
-# Past queries whose top-1 items are counted, and standard errors that aren't noise.
+# Maximum number of past queries to search, and standard errors of a difference beyond noise.
 _MOST_PAST, _FAR = 4096, 3.0
-# If queries ask for nearly all items, past queries do too.
+# If the queries ask for more than this share of the items, past queries do too.
 _NEARLY_ALL = 0.9
-# Points of R@1 that an interval must distinguish from 0 to be useful.
+# The gain in R@1 that a useful interval can distinguish from 0.
 _WORTH_SEEING = 0.01
 
 
@@ -67,10 +67,10 @@ class Measured(Record):
     method: MethodName
     params: dict[str, Any]  # empty if no correction was chosen
     hubs: Hubs
-    moved: float  # share of queries with another top-1 item
+    moved: float  # share of queries with a different top-1 item
     recall_at_1: float | None = None
     gain: Interval | None = None
-    n_changed: int | None = None  # right items whose queries are answered better or worse
+    n_changed: int | None = None  # right items with a query that gained or lost its hit
 
     @property
     def is_sure(self) -> bool:
@@ -81,20 +81,20 @@ class Measured(Record):
 
 @dataclass(frozen=True)
 class Mixed(Measured):
-    """Two clusters of unlabeled items, and a correction with them as groups."""
+    """The effect of a correction that uses two clusters of unlabeled items as groups."""
 
     sizes: tuple[int, int] = (0, 0)
-    items: tuple[int, int] = (0, 0)  # one of each
-    apart: float = 0.0  # difference of their mean biases, in standard deviations within
-    has_both: bool = True  # whether the right items are in both
+    items: tuple[int, int] = (0, 0)  # an item of each
+    apart: float = 0.0  # difference of their mean biases, in standard deviations within a cluster
+    has_both: bool = True  # whether both have right items
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Record):
-    """The verdict of `check`, with its figures and the next steps; `print` shows a report."""
+    """The recommendation of `check`, its numbers, and what to do next; `print` shows a report."""
 
     verdict: Verdict
-    hubs: Hubs  # of the search as it is
+    hubs: Hubs  # of the uncorrected search
     expectation: Expectation | None = None
     reasons: tuple[str, ...] = ()
     reliability: float | None = None
@@ -105,8 +105,8 @@ class Check(Record):
     tuned: Measured | None = None
     mixed: Mixed | None = None
     recommended: Recommended = None
-    better: Interval | None = None  # tuned against automatic, in R@1
-    # The gain among the items that the queries ask for, if the past queries ask for others.
+    better: Interval | None = None  # gain in R@1 of tuned over automatic settings
+    # If past queries ask for other items: the gain among the items that the queries ask for.
     within: Interval | None = None
     n_queries: int
     n_gallery: int
@@ -130,7 +130,7 @@ class Check(Record):
         return str(item if self.ids is None else self.ids[item])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures, ready for JSON."""
+        """Return all results, ready for JSON."""
         found = super().to_dict()
         if self.ids is not None:
             found["hubs"]["id"] = self.name_item(self.hubs.item)
@@ -145,21 +145,21 @@ class Check(Record):
         return "\n".join([self.summary(), *lines])
 
     def summary(self) -> str:
-        """Return the report without the next lines, in 80 columns."""
+        """Return the report in 80 columns, without the lines of code to run next."""
         texts = {
-            "Verdict": self._tell_verdict(),
-            "Hubs": self._tell_hubs(),
-            "Past queries": self._tell_references(),
-            "Effect": self._tell_effect(),
+            "Verdict": self._describe_verdict(),
+            "Hubs": self._describe_hubs(),
+            "Past queries": self._describe_references(),
+            "Effect": self._describe_effect(),
         }
         if self.mixed is not None:
-            texts["Groups"] = self._tell_groups(self.mixed)
-        look: dict[str, Any] = {"subsequent_indent": 14 * " ", "break_on_hyphens": False}
+            texts["Groups"] = self._describe_groups(self.mixed)
+        layout: dict[str, Any] = {"subsequent_indent": 14 * " ", "break_on_hyphens": False}
         labeled = {f"{label:14}": text for label, text in texts.items()}
-        lines = [textwrap.fill(text, 80, initial_indent=i, **look) for i, text in labeled.items()]
+        lines = [textwrap.fill(text, 80, initial_indent=i, **layout) for i, text in labeled.items()]
         return "\n".join(lines).replace(_UNBROKEN, " ")
 
-    def _tell_verdict(self) -> str:
+    def _describe_verdict(self) -> str:
         chosen = self.chosen
         if self.verdict == "unknown":
             return "unknown without past queries; save today's queries to use them later."
@@ -183,7 +183,7 @@ class Check(Record):
         why = "no gain is shown yet" if self.within is None else "its gain may be inflated"
         return f"try {how} in an A/B test; {why}."
 
-    def _tell_groups(self, mixed: Mixed) -> str:
+    def _describe_groups(self, mixed: Mixed) -> str:
         sizes, items = mixed.sizes, [self.name_item(item) for item in mixed.items]
         text = (
             f"your items form two groups, {sizes[0]:,} like item {items[0]} and {sizes[1]:,} like "
@@ -192,7 +192,7 @@ class Check(Record):
             f"{100 * mixed.moved:.0f} % of the queries get a different top-1"
         )
         if mixed.gain is not None:
-            text += f"; gain in R@1: {_tell_gain(mixed.gain)} points"
+            text += f"; gain in R@1: {_show_gain(mixed.gain)} points"
         if not mixed.has_both:
             text += (
                 ". All labeled queries ask for one of the groups, so R@1 can't show the effect "
@@ -200,7 +200,7 @@ class Check(Record):
             )
         return f"{text}."
 
-    def _tell_hubs(self) -> str:
+    def _describe_hubs(self) -> str:
         hubs = self.hubs
         found = f"none visible in {self.n_queries:,} queries"
         text = (
@@ -216,7 +216,7 @@ class Check(Record):
             text += " Small hubs only show with labels."
         return text
 
-    def _tell_references(self) -> str:
+    def _describe_references(self) -> str:
         if self.n_references is None:
             return "none given."
         measured = [
@@ -227,7 +227,7 @@ class Check(Record):
         why = ", and ".join(self.reasons) or "they match your queries and items"
         return f"{self.n_references:,}; {why} ({', '.join(measured)})."
 
-    def _tell_effect(self) -> str:
+    def _describe_effect(self) -> str:
         if self.expectation is None or self.automatic is None:
             return "not known without past queries."
         after, gain = self.automatic.hubs, self.automatic.gain
@@ -240,16 +240,16 @@ class Check(Record):
             text = f"without groups, {text}"
         if gain is None:
             return f"{_EXPECTATIONS[self.expectation]}: {text}"
-        text += f" Gain in R@1: {_tell_gain(gain)} points with automatic settings"
+        text += f" Gain in R@1: {_show_gain(gain)} points with automatic settings"
         if self.tuned is not None and self.tuned.gain is not None:
             none = "" if self.tuned.params else ", which is no correction"
-            text += f", {_tell_gain(self.tuned.gain)} tuned on the labels (cross-fitted){none}"
+            text += f", {_show_gain(self.tuned.gain)} tuned on the labels (cross-fitted){none}"
         text += "."
         if self.within is not None:
             text += (
                 " This may be inflated: your past queries and these queries ask for different "
                 "items. Among the items that these ask for, automatic settings gain "
-                f"{_tell_gain(self.within)}."
+                f"{_show_gain(self.within)}."
             )
         if not self.automatic.is_sure and not gain.includes_zero:
             text += f" Only {self.automatic.n_changed} right items show it, too few to be sure."
@@ -262,7 +262,7 @@ class Check(Record):
         return text
 
 
-def _tell_gain(gain: Interval) -> str:
+def _show_gain(gain: Interval) -> str:
     return f"{gain.show()[:-1]}{', includes 0' if gain.includes_zero else ''}]"
 
 
@@ -333,10 +333,10 @@ def check(
     k = places_to_count(**sizes)
     run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
 
-    def look(
+    def run_search(
         bias: Bias | None, found: Evaluation | None = None
     ) -> tuple[Evaluation | None, npt.NDArray[Any]]:
-        """Search with a correction; return the evaluation and the top-1 hits."""
+        """Search with a correction; return the evaluation, if there are labels, and the hits."""
         if found is None and right is not None:
             found = evaluate(asked, items, bias, truth=right, **run)
         if found is not None and k == 1:
@@ -353,7 +353,7 @@ def check(
             about |= {"recall_at_1": found.recall(1), "gain": found.gain_over(raw, seed=seed)}
         return about
 
-    raw, hits = look(None)
+    raw, hits = run_search(None)
     firsts = hits[:, 0]
     as_it_is = judge_hubs(hits, len(items), truth=right, queries=asked, seed=seed)
     recall = None if raw is None else raw.recall(1)
@@ -376,7 +376,7 @@ def check(
     with_items = not allow_gallery_rows and input_checks.warn_of_items(bank, items, asked)
     if z > input_checks.MISMATCH_WARNING_Z and (hint := input_checks.hint_of_swap(items, asked)):
         warn(f"{bank.name} do not look like the queries{hint}")
-    corrected, hits = look(bias)
+    corrected, hits = run_search(bias)
     automatic = Measured(bias.method, dict(bias.params), **measure(corrected, hits))
     expectation, reasons = _expect(bias, automatic.moved, z, with_items)
     about |= {"expectation": expectation, "automatic": automatic}
@@ -391,7 +391,7 @@ def check(
         about["mixed"] = mixed = Mixed(
             bias.method,
             dict(bias.params),
-            **measure(*look(bias)),
+            **measure(*run_search(bias)),
             sizes=(len(items) - n_second, n_second),
             items=(int(labels.argmin()), int(labels.argmax())),
             apart=apart,
@@ -400,14 +400,14 @@ def check(
         # A difference between groups looks like mismatched past queries.
         reasons = _expect(bias, mixed.moved, z, with_items)[1]
     elif right is not None and raw is not None and corrected is not None:
-        with quiet():  # of what was warned of above
+        with quiet():  # the same warnings as above
             used = drop_copies(bank, duplicates, progress)
         labeled = methods.open_groups(groups, len(items))
         trial = Trial([NNN().name], items, used, None, asked, right, groups=labeled, **run)
         number = trial.choose("one-standard-error")
         crossed = trial.cross_fit("one-standard-error", seed=seed)
         best = trial.settings[number]
-        _, hits = look(trial.bias(number) if number else None, trial.evaluation(number))
+        _, hits = run_search(trial.bias(number) if number else None, trial.evaluation(number))
         params = {**best.params, **({} if best.between == 1 else {"between": best.between})}
         about["tuned"] = Measured(best.name, params, **measure(crossed, hits))
         about["better"] = crossed.gain_over(corrected, seed=seed)
@@ -432,7 +432,7 @@ def check(
         n_needed=_count_needed(automatic, len(asked)),
         **about,
     )
-    verdict, recommended = _judge(report, automatic)
+    verdict, recommended = _choose_verdict(report, automatic)
     report = replace(report, verdict=verdict, recommended=recommended)
     if recommended is None:
         return report
@@ -465,7 +465,7 @@ def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bo
 def _expect(
     bias: Bias, moved: float, z: float, with_items: bool
 ) -> tuple[Expectation, tuple[str, ...]]:
-    """Describe the expected effect without labels, and its limits."""
+    """Return the expected effect without labels, and the reasons to doubt it."""
     reliability = bias.params.get("reliability", 0.0)
     reasons = []
     if with_items:
@@ -484,7 +484,7 @@ def _expect(
     return ("unclear" if reasons else "help"), tuple(reasons)
 
 
-def _judge(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
+def _choose_verdict(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
     tuned, mixed, within = found.tuned, found.mixed, found.within
     if mixed is not None and mixed.gain is None:
         return "try", "mixed"
@@ -503,18 +503,18 @@ def _judge(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
         verdict = "leave" if found.expectation == "little" else "try"
     if verdict == "correct" and within is not None and within.low <= 0:
         verdict = "try"
-    # Mismatched past queries that change nothing say nothing about others.
+    # If mismatched past queries change nothing, others may still help.
     if not best.is_sure and (found.z or 0) > input_checks.MISMATCH_WARNING_Z:
         verdict = "try"
     return verdict, None if verdict == "leave" else recommended
 
 
 def _count_needed(measured: Measured, n_queries: int) -> int | None:
-    """Number of labeled queries needed to show one point of R@1, if these are too few."""
+    """Return how many labeled queries can show a gain of a point of R@1; None if these can."""
     gain = measured.gain
     if gain is None or measured.is_sure:
         return None
-    if not gain.includes_zero or gain.low == gain.high:  # so few changed that it has no width
+    if not gain.includes_zero or gain.low == gain.high:  # too few changes for an interval
         return _FEWEST_LABELS if n_queries < _FEWEST_LABELS else None
     half_width = (gain.high - gain.low) / 2
     if half_width <= _WORTH_SEEING:
