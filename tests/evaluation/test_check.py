@@ -250,4 +250,4 @@ def test_mismatched_past_queries_are_named_in_the_verdict_even_if_they_change_no
     with pytest.warns(NNNormWarning, match="do not look like the queries"):
         found = check(hubs.gallery, others, queries=hubs.queries, normalize=True)
     assert (found.expectation, found.verdict) == ("little", "try")
-    assert "not with these past queries" in str(found)
+    assert "Don't use these past queries." in str(found)

@@ -42,16 +42,16 @@ def test_the_hub_is_named_with_what_chance_would_give(found):
     hubs = found.hubs
     words = said(replace(found, ids=tuple(f"photo {n}" for n in range(100))))
     hub = f"Item photo {hubs.item} is top-1 for {hubs.most} queries"
-    assert f"Hubs {hubs.severity}. {hub} ({hubs.most_by_chance:.0f} by chance);" in words
+    assert f"Hubs {hubs.severity.capitalize()}. {hub} ({hubs.most_by_chance:.0f} by chance);" in words
     assert f"{hubs.n_never} of 100 items are never top-1 (" in words
 
 
 def test_a_gain_has_its_interval_and_zero_is_said_if_it_is_included(found):
     sure = with_gains(found, GAIN, recommended="automatic", verdict="correct")
-    assert "Gain in R@1: +1.26 [0.44, 2.08] points with automatic settings" in said(sure)
-    assert said(sure).startswith("Verdict use NNN(reference_k=")
+    assert "Gain in R@1, in points: +1.26 [0.44, 2.08] with automatic settings" in said(sure)
+    assert said(sure).startswith("Verdict Use NNN(reference_k=")
     unsure = with_gains(found, DOUBT, recommended="automatic", verdict="try")
-    assert "Gain in R@1: +0.10 [−2.00, 2.20, includes 0] points" in said(unsure)
+    assert "Gain in R@1, in points: +0.10 [−2.00, 2.20] (includes 0)" in said(unsure)
     assert "in an A/B test; no gain is shown yet." in said(unsure)
     few = replace(unsure, n_needed=2196)
     assert "Too few labels: to detect a gain of 1 point, you need about 2,200 queries" in said(few)
@@ -59,15 +59,15 @@ def test_a_gain_has_its_interval_and_zero_is_said_if_it_is_included(found):
 
 def test_a_tuned_setting_is_called_so(found):
     tuned = with_gains(found, GAIN, GAIN, recommended="tuned", verdict="correct")
-    assert "(tuned settings)." in said(tuned)
+    assert "), tuned on your labels." in said(tuned)
 
 
 def test_no_correction_has_a_reason(found):
     left = {"recommended": None, "verdict": "leave"}
     harm = with_gains(found, LOSS, **left)
-    assert "Verdict no correction needed: it makes results worse here." in said(harm)
+    assert "Verdict No correction needed: it makes results worse here." in said(harm)
     little = with_gains(found, DOUBT, expectation="little", **left)
-    assert "no correction needed: it would change almost nothing." in said(little)
+    assert "No correction needed: it would change almost nothing." in said(little)
     assert "no gain is shown." in said(with_gains(found, DOUBT, **left))
     none = replace(with_gains(found, DOUBT, **left), tuned=replace(found.tuned, params={}))
     assert "(cross-fitted), which is no correction." in said(none)

@@ -40,9 +40,9 @@ Recommended = Literal["automatic", "tuned", "mixed"] | None
 _WITHOUT_LABELS: dict[Any, Verdict] = {"help": "correct", "unclear": "try", "little": "leave"}
 _UNBROKEN = "\N{NO-BREAK SPACE}"  # between a name and its number
 _EXPECTATIONS = {
-    "help": "likely to help if your queries cover the whole gallery",
-    "little": "little effect expected",
-    "unclear": "unclear whether it helps",
+    "help": "Likely to help if your queries cover the whole gallery",
+    "little": "Little effect expected",
+    "unclear": "Unclear whether it helps",
 }
 # If halves of a bank agree less than this, their biases are mostly noise.
 _LEAST_RELIABLE = 0.5
@@ -147,89 +147,91 @@ class Check(Record):
     def summary(self) -> str:
         """Return the report without the next lines, in 80 columns."""
         texts = {
-            "Verdict": self._tell_verdict(),
-            "Hubs": self._tell_hubs(),
-            "Past queries": self._tell_references(),
-            "Effect": self._tell_effect(),
+            "Verdict": self._describe_verdict(),
+            "Hubs": self._describe_hubs(),
+            "Past queries": self._describe_references(),
+            "Effect": self._describe_effect(),
         }
         if self.mixed is not None:
-            texts["Groups"] = self._tell_groups(self.mixed)
+            texts["Groups"] = self._describe_groups(self.mixed)
         look: dict[str, Any] = {"subsequent_indent": 14 * " ", "break_on_hyphens": False}
         labeled = {f"{label:14}": text for label, text in texts.items()}
         lines = [textwrap.fill(text, 80, initial_indent=i, **look) for i, text in labeled.items()]
         return "\n".join(lines).replace(_UNBROKEN, " ")
 
-    def _tell_verdict(self) -> str:
+    def _describe_verdict(self) -> str:
         chosen = self.chosen
         if self.verdict == "unknown":
-            return "unknown without past queries; save today's queries to use them later."
+            return "Unknown without past queries. Save today's queries to use them later."
         if chosen is None:
             why = "there are no hubs to remove" if self.expectation is None else "no gain is shown"
             if self.automatic and self.automatic.is_sure and _mean(self.automatic) < 0:
                 why = "it makes results worse here"
             elif self.expectation == "little":
                 why = "it would change almost nothing"
-            return f"no correction needed: {why}."
+            return f"No correction needed: {why}."
         setting = methods.describe_setting(chosen.method, chosen.params, ", ")
-        how = f"{methods.label_method(chosen.method)}({setting}) ({self.recommended} settings)"
+        source = "tuned on your labels" if self.recommended == "tuned" else "the automatic settings"
+        how = f"{methods.label_method(chosen.method)}({setting}), {source}"
         if self.recommended == "mixed":
             how = f"{methods.label_method(chosen.method)} with groups"
         if self.verdict == "correct":
-            return f"use {how}."
+            return f"Use {how}."
         if self.is_mismatched:
-            return "not with these past queries: replace them, or pass recent queries too."
+            return "Don't use these past queries. Replace them, or add recent queries of your own."
+        how += "" if self.recommended == "mixed" else ","
         if self.recall_at_1 is None:
-            return f"try {how}, and label some queries to see whether it helps."
+            return f"Try {how} and label some queries to see whether it helps."
         why = "no gain is shown yet" if self.within is None else "its gain may be inflated"
-        return f"try {how} in an A/B test; {why}."
+        return f"Try {how} in an A/B test; {why}."
 
-    def _tell_groups(self, mixed: Mixed) -> str:
+    def _describe_groups(self, mixed: Mixed) -> str:
         sizes, items = mixed.sizes, [self.name_item(item) for item in mixed.items]
         text = (
-            f"your items form two groups, {sizes[0]:,} like item {items[0]} and {sizes[1]:,} like "
-            f"item {items[1]}; their mean bias differs by {mixed.apart:.1f} times the spread "
-            "within. Pass --groups (groups=), a label per item. With these two, "
-            f"{100 * mixed.moved:.0f} % of the queries get a different top-1"
+            f"Your items form two groups: {sizes[0]:,} like item {items[0]} and {sizes[1]:,} like "
+            f"item {items[1]}. Their mean biases differ by {mixed.apart:.1f} times the spread "
+            "within a group. Pass one label per item with --groups (groups=). With these two "
+            f"groups, {100 * mixed.moved:.0f} % of the queries get a different top-1"
         )
         if mixed.gain is not None:
-            text += f"; gain in R@1: {_tell_gain(mixed.gain)} points"
+            text += f". Gain in R@1, in points: {_show_gain(mixed.gain)}"
         if not mixed.has_both:
             text += (
-                ". All labeled queries ask for one of the groups, so R@1 can't show the effect "
-                "on the other; label queries for both"
+                ". The right items of all labeled queries are in one group, so R@1 can't show the "
+                "effect on the other. Label queries for both"
             )
         return f"{text}."
 
-    def _tell_hubs(self) -> str:
+    def _describe_hubs(self) -> str:
         hubs = self.hubs
-        found = f"none visible in {self.n_queries:,} queries"
+        found = f"None visible in {self.n_queries:,} queries"
         text = (
-            f"{found if hubs.severity == 'none' else hubs.severity}. "
+            f"{found if hubs.severity == 'none' else hubs.severity.capitalize()}. "
             f"Item {self.name_item(hubs.item)} is {hubs.places} for {hubs.most:,} "
             f"{'query' if hubs.most == 1 else 'queries'} ({hubs.most_by_chance:,.0f} by chance); "
             f"{hubs.n_never:,} of {self.n_gallery:,} items are never {hubs.places} "
             f"({hubs.n_never_by_chance:,.0f} by chance)."
         )
         if hubs.k > 1:
-            text += f" Small hubs need more queries, about as many as the {self.n_gallery:,} items."
+            text += " To see small hubs, pass about as many queries as items."
         elif hubs.severity == "none" and self.recall_at_1 is None:
-            text += " Small hubs only show with labels."
+            text += " Without labels, small hubs can't be seen."
         return text
 
-    def _tell_references(self) -> str:
+    def _describe_references(self) -> str:
         if self.n_references is None:
-            return "none given."
+            return "None given."
         measured = [
             f"{name}{_UNBROKEN}{getattr(self, name):.2f}".replace("-", "−")
             for name in ("reliability", "density", "z")
             if getattr(self, name) is not None
         ]
         why = ", and ".join(self.reasons) or "they match your queries and items"
-        return f"{self.n_references:,}; {why} ({', '.join(measured)})."
+        return f"{self.n_references:,}. {why[0].upper()}{why[1:]} ({', '.join(measured)})."
 
-    def _tell_effect(self) -> str:
+    def _describe_effect(self) -> str:
         if self.expectation is None or self.automatic is None:
-            return "not known without past queries."
+            return "Unknown without past queries."
         after, gain = self.automatic.hubs, self.automatic.gain
         text = (
             f"{100 * self.automatic.moved:.0f} % of the queries get a different top-1. The most "
@@ -237,19 +239,19 @@ class Check(Record):
             f"without hits from {self.hubs.n_never:,} to {after.n_never:,}."
         )
         if self.mixed is not None:
-            text = f"without groups, {text}"
+            text = f"Without groups, {text}"
         if gain is None:
             return f"{_EXPECTATIONS[self.expectation]}: {text}"
-        text += f" Gain in R@1: {_tell_gain(gain)} points with automatic settings"
+        gains = f"Gain in R@1, in points: {_show_gain(gain)} with automatic settings"
         if self.tuned is not None and self.tuned.gain is not None:
             none = "" if self.tuned.params else ", which is no correction"
-            text += f", {_tell_gain(self.tuned.gain)} tuned on the labels (cross-fitted){none}"
-        text += "."
+            gains += f", {_show_gain(self.tuned.gain)} with tuned settings (cross-fitted){none}"
+        text = f"{gains}. {text}"
         if self.within is not None:
             text += (
-                " This may be inflated: your past queries and these queries ask for different "
-                "items. Among the items that these ask for, automatic settings gain "
-                f"{_tell_gain(self.within)}."
+                " The gain may be inflated, because your past queries and these queries ask for "
+                "different items. Among the items that these queries ask for, automatic settings "
+                f"gain {_show_gain(self.within)}."
             )
         if not self.automatic.is_sure and not gain.includes_zero:
             text += f" Only {self.automatic.n_changed} right items show it, too few to be sure."
@@ -262,8 +264,8 @@ class Check(Record):
         return text
 
 
-def _tell_gain(gain: Interval) -> str:
-    return f"{gain.show()[:-1]}{', includes 0' if gain.includes_zero else ''}]"
+def _show_gain(gain: Interval) -> str:
+    return f"{gain.show()}{' (includes 0)' if gain.includes_zero else ''}"
 
 
 def _mean(measured: Measured | None) -> float:
@@ -476,7 +478,7 @@ def _expect(
         reasons.append(f"they {describe_mismatch(bias)}")
     n_queries = bias.params.get("n_unique", bias.n_references or 0)
     if n_queries < input_checks.FEW_QUERIES:
-        reasons.append(f"{n_queries} are too few")
+        reasons.append(f"{n_queries} unique queries are too few")
     elif reliability < _LEAST_RELIABLE:
         reasons.append("they can't distinguish hubs from noise")
     if moved < _LEAST_MOVED:
