@@ -300,7 +300,7 @@ def test_check_detects_two_groups_and_shows_what_labels_would_gain(mixed):
     assert known.mixed.gain.low > 0
     # Labels for photos alone would choose a weight that buries the texts.
     assert (known.tuned, known.recommended, known.mixed.has_both) == (None, "mixed", False)
-    assert "label queries for both" in " ".join(str(known).split())
+    assert "Label queries for both" in " ".join(str(known).split())
     given = check(mixed["gallery"], mixed["past"], truth=np.arange(100), groups=KINDS, **asked)
     assert given.mixed is None
     assert given.automatic.gain.mean == pytest.approx(known.mixed.gain.mean)

@@ -42,7 +42,9 @@ def test_the_hub_is_named_with_what_chance_would_give(found):
     hubs = found.hubs
     words = said(replace(found, ids=tuple(f"photo {n}" for n in range(100))))
     hub = f"Item photo {hubs.item} is top-1 for {hubs.most} queries"
-    assert f"Hubs {hubs.severity.capitalize()}. {hub} ({hubs.most_by_chance:.0f} by chance);" in words
+    assert (
+        f"Hubs {hubs.severity.capitalize()}. {hub} ({hubs.most_by_chance:.0f} by chance);" in words
+    )
     assert f"{hubs.n_never} of 100 items are never top-1 (" in words
 
 
@@ -71,6 +73,30 @@ def test_no_correction_has_a_reason(found):
     assert "no gain is shown." in said(with_gains(found, DOUBT, **left))
     none = replace(with_gains(found, DOUBT, **left), tuned=replace(found.tuned, params={}))
     assert "(cross-fitted), which is no correction." in said(none)
+
+
+def test_a_gain_that_is_larger_among_the_items_asked_for_is_not_called_inflated(found):
+    options = {"recommended": "automatic", "verdict": "try"}
+    larger = with_gains(found, DOUBT, within=GAIN, **options)
+    assert "A/B test; no gain is shown yet." in said(larger)
+    assert "The tuned gain may be inflated" in said(larger)
+    smaller = with_gains(found, GAIN, within=DOUBT, **options)
+    assert "A/B test; its gain may be inflated." in said(smaller)
+    assert "The gain may be inflated" in said(smaller)
+
+
+def test_an_item_that_many_queries_retrieve_is_a_reason_to_scan(found):
+    assert "run nnnorm scan" not in said(found)
+    corrupt = replace(found, hubs=replace(found.hubs, most=found.n_queries // 2))
+    assert "So many hits may mean that the item is corrupt: run nnnorm scan." in said(corrupt)
+
+
+def test_past_queries_that_repeat_are_counted(found):
+    unlabeled = replace(found, automatic=replace(found.automatic, gain=None), n_references=900)
+    repetitive = replace(unlabeled, n_unique=200, expectation="help")
+    assert "Past queries 900, 200 of them unique." in said(repetitive)
+    assert "label some queries, or add clicks." in said(repetitive)
+    assert "unique" not in said(replace(unlabeled, n_unique=800, expectation="help"))
 
 
 def test_the_table_has_a_row_per_search_and_chance_last(found):

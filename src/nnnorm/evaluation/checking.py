@@ -20,7 +20,7 @@ from nnnorm import input_checks, methods
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, drop_copies
-from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.embeddings import EQUAL_NORMS, Embeddings, Source, open_embeddings
 from nnnorm.errors import quiet, warn
 from nnnorm.evaluation.clusters import FAR_APART, find_clusters
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
@@ -34,15 +34,21 @@ from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 Verdict = Literal["correct", "try", "leave", "unknown"]
-Expectation = Literal["help", "little", "unclear"]
+Expectation = Literal["help", "little", "unclear", "unknown"]
 Recommended = Literal["automatic", "tuned", "mixed"] | None
 
-_WITHOUT_LABELS: dict[Any, Verdict] = {"help": "correct", "unclear": "try", "little": "leave"}
+_WITHOUT_LABELS: dict[Any, Verdict] = {
+    "help": "correct",
+    "unclear": "try",
+    "little": "leave",
+    "unknown": "unknown",
+}
 _UNBROKEN = "\N{NO-BREAK SPACE}"  # between a name and its number
 _EXPECTATIONS = {
     "help": "Likely to help if your queries cover the whole gallery",
     "little": "Little effect expected",
     "unclear": "Unclear whether it helps",
+    "unknown": "Too little data to see an effect",
 }
 # If halves of a bank agree less than this, their biases are mostly noise.
 _LEAST_RELIABLE = 0.5
@@ -52,6 +58,10 @@ _FEWEST_CHANGED = 6
 _FEWEST_LABELS = 300
 # If a correction gives fewer queries another top-1 item, its effect doesn't matter.
 _LEAST_MOVED = 0.005
+# With fewer queries, nothing is known of an effect; with fewer past queries, the gain is small.
+_FEW = 64
+# An item in so many of the results is more likely to be corrupt than a hub.
+_SUSPICIOUS = 1 / 3
 # Past queries whose top-1 items are counted, and standard errors that aren't noise.
 _MOST_PAST, _FAR = 4096, 3.0
 # If queries ask for nearly all items, past queries do too.
@@ -111,6 +121,8 @@ class Check(Record):
     n_queries: int
     n_gallery: int
     n_references: int | None = None
+    n_unique: int | None = None
+    norms: tuple[float, float] | None = None  # of the items, if they differ
     n_needed: int | None = None
     next: tuple[str, ...] = ()
     ids: tuple[Any, ...] | None = field(default=None, repr=False)
@@ -124,6 +136,16 @@ class Check(Record):
     def is_mismatched(self) -> bool:
         """Whether the past queries come from another source, and no labels show that they help."""
         return self.verdict == "try" and (self.z or 0) > input_checks.MISMATCH_WARNING_Z
+
+    @property
+    def is_repetitive(self) -> bool:
+        """Whether most past queries repeat others."""
+        return 2 * (self.n_unique or math.inf) < (self.n_references or 0)
+
+    @property
+    def is_inflated(self) -> bool:
+        """Whether the gain is smaller among the items that the queries ask for."""
+        return self.within is not None and self.within.mean < _mean(self.automatic)
 
     def name_item(self, item: int) -> str:
         """Return the id of an item, or its row number if there are no ids."""
@@ -160,9 +182,22 @@ class Check(Record):
         return "\n".join(lines).replace(_UNBROKEN, " ")
 
     def _describe_verdict(self) -> str:
+        text = self._describe_choice()
+        if self.norms is not None and self.recommended:
+            low, high = self.norms
+            text += (
+                f" Your items have norms from {low:.3g} to {high:.3g}. If your scores are cosines, "
+                "run this again with --normalize (normalize=True)."
+            )
+        return text
+
+    def _describe_choice(self) -> str:
         chosen = self.chosen
-        if self.verdict == "unknown":
+        if self.n_references is None and self.verdict == "unknown":
             return "Unknown without past queries. Save today's queries to use them later."
+        if self.verdict == "unknown":
+            few = "past queries" if (self.n_unique or 0) < _FEW else "queries"
+            return f"Unknown with so few {few}. Collect a few hundred, and run this again."
         if chosen is None:
             why = "there are no hubs to remove" if self.expectation is None else "no gain is shown"
             if self.automatic and self.automatic.is_sure and _mean(self.automatic) < 0:
@@ -182,7 +217,7 @@ class Check(Record):
         how += "" if self.recommended == "mixed" else ","
         if self.recall_at_1 is None:
             return f"Try {how} and label some queries to see whether it helps."
-        why = "no gain is shown yet" if self.within is None else "its gain may be inflated"
+        why = "its gain may be inflated" if self.is_inflated else "no gain is shown yet"
         return f"Try {how} in an A/B test; {why}."
 
     def _describe_groups(self, mixed: Mixed) -> str:
@@ -212,6 +247,8 @@ class Check(Record):
             f"{hubs.n_never:,} of {self.n_gallery:,} items are never {hubs.places} "
             f"({hubs.n_never_by_chance:,.0f} by chance)."
         )
+        if hubs.most > max(_SUSPICIOUS * self.n_queries, 3 * hubs.most_by_chance):
+            text += " So many hits may mean that the item is corrupt: run nnnorm scan."
         if hubs.k > 1:
             text += " To see small hubs, pass about as many queries as items."
         elif hubs.severity == "none" and self.recall_at_1 is None:
@@ -227,7 +264,8 @@ class Check(Record):
             if getattr(self, name) is not None
         ]
         why = ", and ".join(self.reasons) or "they match your queries and items"
-        return f"{self.n_references:,}. {why[0].upper()}{why[1:]} ({', '.join(measured)})."
+        unique = f", {self.n_unique:,} of them unique" if self.is_repetitive else ""
+        return f"{self.n_references:,}{unique}. {why[0].upper()}{why[1:]} ({', '.join(measured)})."
 
     def _describe_effect(self) -> str:
         if self.expectation is None or self.automatic is None:
@@ -241,6 +279,11 @@ class Check(Record):
         if self.mixed is not None:
             text = f"Without groups, {text}"
         if gain is None:
+            if self.is_repetitive:
+                text += (
+                    " If a few items dominate your traffic, the correction may push them down: "
+                    "label some queries, or add clicks."
+                )
             return f"{_EXPECTATIONS[self.expectation]}: {text}"
         gains = f"Gain in R@1, in points: {_show_gain(gain)} with automatic settings"
         if self.tuned is not None and self.tuned.gain is not None:
@@ -248,10 +291,11 @@ class Check(Record):
             gains += f", {_show_gain(self.tuned.gain)} with tuned settings (cross-fitted){none}"
         text = f"{gains}. {text}"
         if self.within is not None:
+            which = "gain" if self.is_inflated else "tuned gain"
             text += (
-                " The gain may be inflated, because your past queries and these queries ask for "
-                "different items. Among the items that these queries ask for, automatic settings "
-                f"gain {_show_gain(self.within)}."
+                f" The {which} may be inflated, because your past queries and these queries ask "
+                "for different items. Among the items that these queries ask for, automatic "
+                f"settings gain {_show_gain(self.within)}."
             )
         if not self.automatic.is_sure and not gain.includes_zero:
             text += f" Only {self.automatic.n_changed} right items show it, too few to be sure."
@@ -380,7 +424,7 @@ def check(
         warn(f"{bank.name} do not look like the queries{hint}")
     corrected, hits = look(bias)
     automatic = Measured(bias.method, dict(bias.params), **measure(corrected, hits))
-    expectation, reasons = _expect(bias, automatic.moved, z, with_items)
+    expectation, reasons = _expect(bias, automatic, z, with_items, len(asked))
     about |= {"expectation": expectation, "automatic": automatic}
     labels, apart = None, 0.0
     if groups is None:
@@ -400,7 +444,7 @@ def check(
             has_both=right is None or len(np.unique(labels[right.items])) == 2,
         )
         # A difference between groups looks like mismatched past queries.
-        reasons = _expect(bias, mixed.moved, z, with_items)[1]
+        reasons = _expect(bias, mixed, z, with_items, len(asked))[1]
     elif right is not None and raw is not None and corrected is not None:
         with quiet():  # of what was warned of above
             used = drop_copies(bank, duplicates, progress)
@@ -424,6 +468,7 @@ def check(
                 evaluate(asked, asked_for, one, truth=some, **run) for one in (None, own)
             )
             about["within"] = after.gain_over(before, seed=seed)
+    low, high = items.norm_range
     report = Check(
         verdict="unknown",
         reasons=reasons,
@@ -431,6 +476,8 @@ def check(
         density=bias.params.get("density"),
         z=None if math.isnan(z) else z,
         n_references=bias.n_references,
+        n_unique=bias.params.get("n_unique"),
+        norms=(low, high) if normalize is None and high - low > EQUAL_NORMS * high else None,
         n_needed=_count_needed(automatic, len(asked)),
         **about,
     )
@@ -465,7 +512,7 @@ def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bo
 
 
 def _expect(
-    bias: Bias, moved: float, z: float, with_items: bool
+    bias: Bias, measured: Measured, z: float, with_items: bool, n_queries: int
 ) -> tuple[Expectation, tuple[str, ...]]:
     """Describe the expected effect without labels, and its limits."""
     reliability = bias.params.get("reliability", 0.0)
@@ -476,12 +523,15 @@ def _expect(
         reasons.append("they don't resemble your queries, which may make results worse")
     if is_mismatched(bias):
         reasons.append(f"they {describe_mismatch(bias)}")
-    n_queries = bias.params.get("n_unique", bias.n_references or 0)
-    if n_queries < input_checks.FEW_QUERIES:
-        reasons.append(f"{n_queries} unique queries are too few")
+    n_unique = bias.params.get("n_unique", bias.n_references or 0)
+    if n_unique < _FEW:
+        few = "they" if n_unique == bias.n_references else f"{n_unique:,} unique queries"
+        reasons.append(f"{few} are too few for more than a small gain")
     elif reliability < _LEAST_RELIABLE:
         reasons.append("they can't distinguish hubs from noise")
-    if moved < _LEAST_MOVED:
+    if measured.moved < _LEAST_MOVED and min(n_unique, n_queries) < _FEW:
+        return "unknown", tuple(reasons)
+    if measured.moved < _LEAST_MOVED:
         return "little", (*reasons, "the correction changes almost nothing")
     return ("unclear" if reasons else "help"), tuple(reasons)
 
@@ -493,7 +543,8 @@ def _judge(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
     best = automatic
     recommended: Recommended = "automatic"
     # If past queries ask for other items, tuning chooses too large a weight.
-    is_better = within is None and found.better is not None and found.better.low > 0
+    is_better = found.better is not None and found.better.low > 0
+    is_better = within is None and (is_better or not automatic.is_sure)
     if is_better and tuned is not None and tuned.params and tuned.is_sure:
         best, recommended = tuned, "tuned"
     if mixed is not None and mixed.is_sure and _mean(mixed) > max(0.0, _mean(automatic)):
@@ -501,14 +552,14 @@ def _judge(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
     verdict = _WITHOUT_LABELS[found.expectation]
     if best.is_sure:
         verdict = "correct" if _mean(best) > 0 else "leave"
-    elif best.gain is not None:
+    elif best.gain is not None and verdict != "unknown":
         verdict = "leave" if found.expectation == "little" else "try"
     if verdict == "correct" and within is not None and within.low <= 0:
         verdict = "try"
-    # Mismatched past queries that change nothing say nothing about others.
+    # Mismatched past queries that change nothing show nothing about others.
     if not best.is_sure and (found.z or 0) > input_checks.MISMATCH_WARNING_Z:
         verdict = "try"
-    return verdict, None if verdict == "leave" else recommended
+    return verdict, None if verdict in ("leave", "unknown") else recommended
 
 
 def _count_needed(measured: Measured, n_queries: int) -> int | None:
