@@ -1,4 +1,4 @@
-"""`NNN().fit` with automatic settings, against the plain product of items and past queries.
+"""Time of `NNN().fit` with automatic settings, compared with one product of items and queries.
 
 5,000 items, 113,000 past queries, 512 dimensions: no structure ("noise"), 400 clusters with a flat
 spectrum, and two levels of topics with spectra that fall as Flickr8k's ("falling") and faster
