@@ -224,7 +224,7 @@ def search(
     names = items.ids if ids is None else check_ids(ids, len(items), name=items.name)
     documents = None if parents is None else Documents.open(parents, len(items), items.name)
     what, n_items = ("items", len(items)) if documents is None else ("documents", len(documents))
-    k = check_count("k", k, n_items, f"{what} of {items.name}")
+    k = check_count("k", k, n_items, f"the number of {what} of {items.name}")
     least = check_min_confidence(min_confidence)
     n_fetched = max(k, min(N_COMPARED, n_items))
     if documents is not None or (used is not None and used.gates):
