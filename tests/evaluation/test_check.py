@@ -225,9 +225,9 @@ def test_tuned_settings_are_recommended_if_only_they_show_a_gain():
     )
     found = Check(verdict="unknown", hubs=hubs, expectation="help", automatic=automatic,
                   tuned=tuned, better=unsure, n_queries=50, n_gallery=50)  # fmt: skip
-    assert checking._judge(found, automatic) == ("correct", "tuned")
+    assert checking._choose_verdict(found, automatic) == ("correct", "tuned")
     apart = replace(found, within=unsure)  # tuning chooses too large a weight
-    assert checking._judge(apart, automatic) == ("try", "automatic")
+    assert checking._choose_verdict(apart, automatic) == ("try", "automatic")
 
 
 def test_items_with_different_norms_are_named_in_the_verdict(hubs):
