@@ -33,6 +33,28 @@ def corrected(small, bias, weight=None):
     return raw - weight * bias.values.astype(float)
 
 
+def test_a_corrector_notices_swapped_arguments_and_evaluates():
+    rng = np.random.default_rng(3)
+    gallery, references, queries = (rng.normal(size=(n, 16)) for n in (60, 80, 40))
+    corrector = nnnorm.Corrector.fit(gallery, references, normalize=True)
+    with pytest.raises(nnnorm.NNNormError, match="queries and gallery look swapped"):
+        search(gallery, queries, corrector)
+    truth = np.arange(40)
+    found = nnnorm.evaluate(queries, gallery, corrector, truth=truth)
+    right = nnnorm.evaluate(queries, gallery, corrector.bias, truth=truth, normalize=True)
+    np.testing.assert_array_equal(found.top1, right.top1)
+    figures = found.to_dict()
+    assert figures["recall_at_1"] == right.recall(1)
+    assert figures["n_gallery"] == 60
+
+
+def test_a_ranking_is_a_table_of_hits():
+    pytest.importorskip("pandas")
+    shown = search(np.eye(3)[:2], np.eye(3), k=2, ids=["a", "b", "c"]).to_pandas()
+    assert shown.columns.tolist() == ["query", "rank", "item", "score"]
+    assert shown.loc[shown["rank"] == 1, "item"].tolist() == ["a", "b"]
+
+
 def test_a_search_ranks_by_score_minus_weighted_bias(small, bias):
     expected = corrected(small, bias)
     found = search(small.queries, small.gallery, bias, k=7)
