@@ -405,7 +405,7 @@ def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "qu
     if n_common := np.isin(known, asked).sum():
         warn(
             f"{n_common:,} of the {len(references):,} rows of {references.name} are among the "
-            f"{role}; a bank that includes the queries overstates the result"
+            f"{role}; past queries that include these overstate the result"
         )
 
 
