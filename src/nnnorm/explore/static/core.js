@@ -236,9 +236,9 @@ export function thumb(known, item, press, title = "") {
   return make("li", {}, make("button", { "aria-label": label, title: label, "data-key": item, onclick: press }, inside));
 }
 
-// Names of options stay in one piece.
+// Options, and the commands that take them, stay in one piece.
 export function withOptions(text) {
-  return text.split(/(--[a-z-]+(?: [A-Z]+)?)/).map((part) => (part.startsWith("--") ? make("code", {}, part) : part));
+  return text.split(/((?:nnnorm (?:index delete|search) )?--[a-z-]+(?: [A-Z]+)?)/).map((part, n) => (n % 2 ? make("code", {}, part) : part));
 }
 
 export function waiting(text) {
