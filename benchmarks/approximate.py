@@ -1,9 +1,9 @@
-"""Time and error of approximations of m_k for many past queries.
+"""Time and error of approximate biases with many past queries.
 
 The embeddings are synthetic: 20,000 items, 200,000 references, 256 dimensions, k = 128 (`--small`:
 a tenth of the items and a fifth of the references). They have two levels of topics and a spectrum
 like Flickr8k's. Queries of a topic are on one side of it, so there are hubs. All methods are timed
-from arrays to values in interleaved runs, including building an index and fitting a regression. On
+in interleaved runs. Their times include building an index and fitting a regression. On
 Flickr8k, the default of `solver="approximate"` is compared with the exact bias over ten seeds.
 
     python benchmarks/approximate.py             # about four minutes on two free cores
@@ -465,10 +465,10 @@ def made_table(results: dict[str, Any]) -> str:
     columns = ("method", "seconds", "building", "speed-up", "residual", "R@1")
     note = (
         f"{sizes['gallery']:,} items, {sizes['references']:,} past queries, {sizes['dim']} "
-        f"dimensions, k = {results['k']}, α = {results['alpha']}. R@1 is of {sizes['queries']:,} "
-        f"queries (uncorrected: {results['made'][0]['recall']:.2f}); below the first row, it is "
-        "the difference to the exact fit, with its standard error. Medians of "
-        f"{results['runs']} interleaved runs, {machine_words(results)}."
+        f"dimensions, k = {results['k']}, α = {results['alpha']}. R@1 is measured on "
+        f"{sizes['queries']:,} queries (uncorrected: {results['made'][0]['recall']:.2f}). "
+        "Below the first row, it is the difference from the exact fit, with its standard error. "
+        f"Medians of {results['runs']} interleaved runs, {machine_words(results)}."
     )
     return f"### Time and error\n\n{table(columns, rows)}\n\n{note}"
 

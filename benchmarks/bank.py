@@ -1,4 +1,4 @@
-"""Unique queries: a log of a million rows, and the share of a fit.
+"""Time and memory to find the unique queries of a log, and their share in the time of a fit.
 
 The log is synthetic: 60,000 queries with a falling spectrum, asked by Zipf's law (exponent 1), 512
 dimensions in float16. "Equal" repeats are the same row; "varied" ones have noise (cosine 0.95 with

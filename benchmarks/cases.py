@@ -1,4 +1,4 @@
-"""Searches on real embeddings for rules without labels: a gallery, test queries and past queries.
+"""Searches on real embeddings, to compare automatic rules: galleries, test and past queries.
 
 Everything is drawn from a seed. A set without separate past queries is halved by query.
 

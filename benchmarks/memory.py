@@ -1,9 +1,9 @@
 """Peak memory of a fit on memory-mapped files: 200,000 x 256 float16 items, 20,000 references.
 
-Measures anonymous memory (RssAnon: allocated by the process, without mapped files) relative to the
-start, every 5 ms. Linux only. The fit is the automatic NNN; --tune measures
-the grid of `tune` on 1,000 queries instead, of which the budget is 128 MB and the bar 192 MB at
---n-references 50000 --dim 512.
+Every 5 ms, the script reads how much anonymous memory (RssAnon, which excludes mapped files) the
+process has allocated since the start. It needs Linux. By default, it measures `NNN().fit`. With
+`--tune`, it measures the grid of `tune` on 1,000 queries instead, whose peak should be below 192 MB
+for a budget of 128 MB with `--n-references 50000 --dim 512`.
 
     python benchmarks/memory.py [--tune] [--n-gallery N] [--n-references N] [--dim N] [--budget MB]
 """

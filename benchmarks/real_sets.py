@@ -1,9 +1,9 @@
-"""Reads the real embedding sets for the benchmarks: splits, tasks, and grids on subsets.
+"""Read the real embedding sets for the benchmarks: splits, tasks, and grids on subsets.
 
 Pass the folder of the embeddings with `--data`. Flickr8k has five captions per photo and a split
-into train, validation and test; Unsplash has one text per
-photo and no split. "Image retrieval" means that captions ask for photos, "text retrieval" that
-photos ask for captions. The other sets are queries, documents and the pairs that belong together.
+into train, validation and test. Unsplash has one text per photo and no split. "Image retrieval"
+means that captions ask for photos, and "text retrieval" that photos ask for captions. The other
+sets are queries, documents and the pairs that belong together.
 """
 
 import argparse

@@ -24,8 +24,8 @@ _SPLITS = {"test": "test", "validation": "val", "references": "train"}
 NOTES = {
     "gender": "shapes: 12 shapes in the place of occupations, sizes in the place of genders (five "
     'big and five small ones of each, big − small), and "a star" for a question.',
-    "cross-attention": "The scores are those of dual encoders, passed as a matrix: this runs "
-    "the arithmetic, but shows nothing about cross-attention.",
+    "cross-attention": "The scores come from dual encoders, so this tests the arithmetic, but "
+    "shows nothing about cross-attention.",
 }
 
 
@@ -44,7 +44,7 @@ class _FivePerImage(Material):
         if bank != "other":
             rows = self._share(share)[0 if side == "images" else 1]
         elif side == "images":
-            raise NotThere(f"{self.name} has no pictures of its other bank")
+            raise NotThere(f"{self.name} has no pictures in its other bank")
         else:
             rows = self._other[_draw(len(self._other), share)]
         return open_embeddings(rows, name="references")
