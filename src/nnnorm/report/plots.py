@@ -245,8 +245,8 @@ def plot_audit(audit: Audit) -> "Figure":
     for axes, metric in zip(panels, metrics, strict=True):
         values = [some[metric] for some in (audit.before, audit.after) if some]
         if is_few and len(values) == 2:  # a dot before and a dot after, joined, for each query
-            ends = [some[order] for some in values]
-            axes.hlines(places, *ends, color="#C9C9C9", linewidth=2, zorder=1)
+            was, now = (some[order] for some in values)
+            axes.hlines(places, was, now, color="#C9C9C9", linewidth=2, zorder=1)
         looks = (("before", ORANGE, "o", 52), ("after", BLUE, "D", 18))
         for some, (name, color, marker, size) in zip(values, looks, strict=False):
             look: dict[str, Any] = {"color": color, "label": name, "zorder": 3}
