@@ -86,7 +86,7 @@ def _next_commands(
 ) -> list[list[str]]:
     """Return the commands to run next, with the files of this check."""
     end = {"normalize": task["normalize"]}
-    if found.verdict == "unknown":
+    if found.n_references is None and found.verdict == "unknown":
         made = {"": task["queries"], "-o": "bank.safetensors"}
         fit = {"gallery": files["gallery"], "references": made["-o"], "-o": "bias.safetensors"}
         return [write_command("bank", made | end), write_command("fit", fit | end)]
@@ -197,7 +197,9 @@ def tune(
         tuning.bias.save(output)
         print_note(f"Wrote the chosen bias to {output}")
     best, commands = tuning.best, []
-    if best.method != NO_CORRECTION:
+    if clicks is not None and output is None:
+        print_note("`fit` takes no clicks: to save the chosen bias with them, pass -o")
+    elif best.method != NO_CORRECTION and clicks is None:
         files = {"gallery": task["gallery"], "references": references, "groups": groups}
         between = {} if tuning.between in (None, 1) else {"between": tuning.between}
         given = {**best.params, **between, "duplicates": duplicates}
