@@ -58,11 +58,11 @@ def test_a_text_file_has_no_columns(tmp_path):
 
 
 def test_a_missing_file_and_a_folder_without_images_are_rejected(tmp_path):
-    with pytest.raises(NNNormError, match="there is no file or folder"):
+    with pytest.raises(NNNormError, match="there is no file"):
         list_inputs(tmp_path / "none.txt", "texts")
     with pytest.raises(NNNormError, match="is a folder; expected a file"):
         list_inputs(tmp_path, "texts")
-    with pytest.raises(NNNormError, match="there is no file"):
+    with pytest.raises(NNNormError, match="there is no file or folder"):
         list_inputs(tmp_path / "none")
     with pytest.raises(NNNormError, match=r"has no images \(\.jpg"):
         list_inputs(tmp_path)
