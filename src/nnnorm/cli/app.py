@@ -177,7 +177,7 @@ class _Command(TyperCommand):
     """A command whose help lists options in groups, and required options in the usage."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; explain -k for --reference-k, and a file without an option."""
+        """Parse the arguments; suggest --reference-k for -k, and options for bare files."""
         flags = {name for part in self.params for name in part.opts}
         if "-k" in args and "-k" not in flags and "--reference-k" in flags:
             ctx.fail("No such option: -k; the number of past queries per item is --reference-k")
@@ -240,7 +240,7 @@ def command(
 
     def register(function: Callable[..., Answer | None]) -> Any:
         wanted = dict(inspect.signature(function).parameters)
-        if like is not None:  # the function's own options win
+        if like is not None:  # the function's own options take precedence
             wanted.popitem()
             shared = inspect.signature(like).parameters.values()
             wanted = {one.name: one for one in shared if one.kind != one.KEYWORD_ONLY} | wanted

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nnnorm.ranking import Ranking
 
 _COLUMNS = 80  # width of the output
-_ARRAYS = ("indices", "ids", "parents", "scores", "confidence")  # of a ranking
+_ARRAYS = ("indices", "ids", "parents", "scores", "confidence")  # fields of a ranking
 
 
 def clean(text: object, keep: str = "") -> str:

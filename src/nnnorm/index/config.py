@@ -229,7 +229,7 @@ def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[di
     """Return plain JSON metadata per item, or raise an error before anything is written."""
     entries = [{} for _ in range(n_items)] if metadata is None else list(metadata)
     if len(entries) != n_items:
-        raise NNNormError(f"metadata needs one entry per item, {n_items:,}; got {len(entries):,}")
+        raise NNNormError(f"metadata must have {n_items} entries, one per item; got {len(entries)}")
     checked = []
     for row, entry in enumerate(entries):
         if not isinstance(entry, Mapping) or not all(map(_is_key, entry)):

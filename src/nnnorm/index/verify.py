@@ -12,9 +12,9 @@ from nnnorm.index.config import bias_values
 from nnnorm.index.corrected import CorrectedIndex
 from nnnorm.tables import check_ids
 
-_GOOD_RECALL = {True: 1.0, False: 0.95}  # by whether the engine compares every item
-_GOOD_SCORE = 1e-3  # of the spread of the scores
-_NEAR = 1e-2  # of a row's norm, or of the spread of the bias
+_GOOD_RECALL = {True: 1.0, False: 0.95}  # for engines that compare every item, and others
+_GOOD_SCORE = 1e-3  # limit of the error, in spreads of the scores
+_NEAR = 1e-2  # limit of a difference, in norms of a row or spreads of the bias
 _MOST_QUERIES = 200
 _BLOCK = 64  # queries compared with all items at once
 

@@ -56,7 +56,7 @@ class MilvusBackend(ServerBackend):
 
     def _connect(self) -> Any:
         client = require("pymilvus", "milvus").MilvusClient
-        # It logs tracebacks of errors that it raises, and that Milvus Lite has no timestamps.
+        # pymilvus logs tracebacks of errors that it raises, and a warning about Milvus Lite.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         if not self.is_server:
             # Milvus Lite rejects the pings of an idle client, which gRPC reports on stderr.
