@@ -349,7 +349,7 @@ def test_a_refit_chooses_the_numbers_again_and_reports_how_far_values_moved(made
     assert first.refit_report is None
     moved = second.refit_report
     assert 0.5 < moved.correlation < 1
-    assert 0 < moved.changed_first_places < 0.5
+    assert 0 < moved.changed_top1 < 0.5
     before, after = (float(one.bias.correction.mean()) for one in (first, second))
     assert moved.mean_shift == pytest.approx(after - before, abs=1e-5)
     assert (moved.n_items, moved.n_queries) == (100, len(second.references))
@@ -373,7 +373,7 @@ def test_a_refit_with_the_same_bank_moves_nothing(made):
         moved = again.refit_report
         assert moved.correlation == pytest.approx(1)
         assert moved.mean_shift == pytest.approx(0, abs=1e-6)
-        assert moved.changed_first_places == 0
+        assert moved.changed_top1 == 0
 
 
 def test_a_refit_of_raw_inner_products_is_silent_about_norms(made):

@@ -72,7 +72,7 @@ class RefitReport:
         Correlation of the previous and the new biases; 0 if one of them is constant.
     mean_shift : float
         Mean correction (weight · bias) after the refit minus the mean before it.
-    changed_first_places : float
+    changed_top1 : float
         Share of queries with another top-1 item.
     n_items, n_queries : int
         Number of items and queries that were compared.
@@ -80,7 +80,7 @@ class RefitReport:
 
     correlation: float
     mean_shift: float
-    changed_first_places: float
+    changed_top1: float
     n_items: int
     n_queries: int
 
@@ -924,7 +924,7 @@ def _report(old: Bias, new: Bias, items: Embeddings, asked: Embeddings) -> Refit
     return RefitReport(
         correlation=0.0 if is_flat else float(np.corrcoef(before, after)[0, 1]),
         mean_shift=new.weight * float(after.mean()) - old.weight * float(before.mean()),
-        changed_first_places=float((first[0] != first[1]).mean()),
+        changed_top1=float((first[0] != first[1]).mean()),
         n_items=len(items),
         n_queries=len(some),
     )

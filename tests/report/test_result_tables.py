@@ -164,8 +164,8 @@ def test_a_diagnosis_shows_four_statistics_before_and_after(diagnosis):
     assert shares == [f"{100 * some.hub_occurrence:.1f} %" for some in both]
     assert beyond == [f"{100 * some.beyond_chance:.1f} %" for some in (null, after)]
     assert statistics.title == "How often each of 40 items is in the top 2 for 200 queries"
-    shown = f"Hubs: {null.severity}, then {after.severity}".replace("none", "none visible")
-    assert statistics.notes[0] == f"{shown} in 200 queries."
+    shown = f"{null.severity} before, {after.severity} after.".replace("none", "none visible")
+    assert statistics.notes[0] == f"Hubs in 200 queries: {shown}"
 
 
 def test_a_diagnosis_names_the_hubs(diagnosis):

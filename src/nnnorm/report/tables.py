@@ -216,8 +216,9 @@ def tabulate_diagnosis(diagnosis: evaluation.Diagnosis) -> tuple[Table, Table]:
     null = diagnosis.null_model
     statistics = [some for some in (diagnosis.before, diagnosis.after) if some]
     models = [some for some in (null, diagnosis.null_model_after) if some]
-    found = ", then ".join(model.severity for model in models).replace("none", "none visible")
-    notes = [f"Hubs: {found} in {diagnosis.n_queries:,} queries."]
+    found = " before, ".join(model.severity for model in models).replace("none", "none visible")
+    when = " after" if len(models) > 1 else ""
+    notes = [f"Hubs in {diagnosis.n_queries:,} queries: {found}{when}."]
     if diagnosis.k > 1 and diagnosis.n_queries < diagnosis.n_gallery:
         notes.append(
             "With fewer queries than items, the first 10 places are counted; small hubs only show "
