@@ -374,9 +374,11 @@ def describe_unique(n_unique: int, sampled: bool = False) -> str:
     return f"{n_unique:,} {'sampled' if sampled else 'unique'}"
 
 
-def describe_size(n_references: int, n_unique: int | None, sampled: bool = False) -> str:
-    """Describe a number of references, and that of unique ones if it differs."""
-    size = f"{n_references:,} references"
+def describe_size(
+    n_references: int, n_unique: int | None, sampled: bool = False, what: str = " past queries"
+) -> str:
+    """Describe a number of past queries, and that of unique ones if it differs."""
+    size = f"{n_references:,}{what}"
     if n_unique is None or n_unique == n_references:
         return size
     return f"{size} ({describe_unique(n_unique, sampled)})"

@@ -33,6 +33,8 @@ MISMATCH_WARNING_Z = 4.0
 QUERIES_Z = 4.0
 # With fewer past queries, neither hubs nor matches can be measured.
 FEW_QUERIES = 16
+# If halves of the past queries agree less than this, their biases are mostly noise.
+LEAST_RELIABLE = 0.5
 
 # How the warning of `warn_of_items` starts if there are no queries to settle it.
 LIKE_ITEMS = ".* look like items of"
@@ -266,7 +268,8 @@ def _draw(rows: Embeddings, rng: np.random.Generator) -> FloatArray:
 
 
 def describe_reliability(reliability: float, n_queries: int) -> str:
-    """The reliability and how many unique queries measured it."""
+    """The reliability, and what it means if it is low."""
     if n_queries < FEW_QUERIES:
-        return f"too few past queries ({n_queries} unique; {FEW_QUERIES} are needed)"
-    return f"{reliability:.2f}, measured on {n_queries:,} unique queries"
+        return f"{n_queries} past queries are too few; {FEW_QUERIES} are needed"
+    is_noise = reliability < LEAST_RELIABLE
+    return f"{reliability:.2f}{': the bias is mostly noise' if is_noise else ''}"

@@ -88,7 +88,7 @@ def test_drift_takes_the_groups_of_its_gallery():
     drift = ["drift", "--corrector", "c.safetensors", "--queries", "queries.npy"]
     now = ["--gallery", "gallery.npy"]
     assert run_json(*drift, *now, "--groups", "groups.txt")["n_items"] == 200
-    assert_fails(run(*drift, *now), "(--groups), one label per item")
+    assert_fails(run(*drift, *now), "pass --groups, one label per item")
     assert_fails(run(*drift, "--groups", "groups.txt"), "pass gallery too")
 
 

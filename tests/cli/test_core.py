@@ -258,7 +258,7 @@ def test_bad_embeddings_are_one_sentence_and_no_file(files, change, words):
 
 
 def test_numbers_that_do_not_fit_say_both(files):
-    assert_fails(fit("--reference-k", 58), "reference_k is 58, but there are only 57 references")
+    assert_fails(fit("--reference-k", 58), "reference_k is 58, but there are only 57 past queries")
     assert_fails(search("-k", 24), "from 1 to the 23 items of gallery (gallery.npy); got 24")
     assert_fails(fit("--method", "is", "--set", "beta=inf"), "from 0 to 1e+09; got inf")
     assert_fails(fit("--alpha", "much"), "alpha must be a number from 0 to 1e+06; got 'much'")

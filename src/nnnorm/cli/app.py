@@ -25,7 +25,7 @@ from typer import Option
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from nnnorm.cli.options import FOLDER, GROUPS, LINES, Line, make_option
-from nnnorm.cli.output import Answer, clean, deliver, print_note
+from nnnorm.cli.output import Answer, clean, deliver, name_options, print_note
 from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning, first_line, keep_interrupts
 from nnnorm.version import __version__
 
@@ -120,7 +120,7 @@ def _explain(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "; ".join(["interrupted", *map(str, error.args)])
     if isinstance(error, (NNNormError, MissingExtraError)):
-        return str(error)
+        return name_options(str(error))
     if isinstance(error, MemoryError):
         return f"out of memory ({error}); pass fewer rows, or set memory_budget= in Python"
     if isinstance(error, OSError):
@@ -142,7 +142,7 @@ def _show_warnings_as_notes() -> None:
     def show(message: Any, category: type[Warning], *about: Any, **more: Any) -> None:
         if issubclass(category, NNNormWarning):
             if str(message) not in shown:
-                print_note(f"Note: {message}")
+                print_note(f"Note: {name_options(str(message))}")
             shown.add(str(message))
         else:
             usual(clean(message, keep="\n"), category, *about, **more)

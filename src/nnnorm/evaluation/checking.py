@@ -19,7 +19,7 @@ import numpy.typing as npt
 from nnnorm import input_checks, methods
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias
-from nnnorm.dedup import Duplicates, drop_copies
+from nnnorm.dedup import Duplicates, describe_size, drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import quiet, warn
 from nnnorm.evaluation.clusters import FAR_APART, find_clusters
@@ -44,8 +44,6 @@ _EXPECTATIONS = {
     "little": "little effect expected",
     "unclear": "unclear whether it helps",
 }
-# If halves of a bank agree less than this, their biases are mostly noise.
-_LEAST_RELIABLE = 0.5
 # Six changes, all for the better, are the fewest that pass a sign test.
 _FEWEST_CHANGED = 6
 # If none of so many change, fewer than one in a hundred do (95 %).
@@ -124,6 +122,13 @@ class Check(Record):
     def is_mismatched(self) -> bool:
         """Whether the past queries come from another source, and no labels show that they help."""
         return self.verdict == "try" and (self.z or 0) > input_checks.MISMATCH_WARNING_Z
+
+    @property
+    def past_queries(self) -> str:
+        """The number of past queries in words: ``600 (593 unique)``."""
+        params = {} if self.automatic is None else self.automatic.params
+        sampled = params.get("references_sampled", False)
+        return describe_size(self.n_references or 0, params.get("n_unique"), sampled, "")
 
     def name_item(self, item: int) -> str:
         """Return the id of an item, or its row number if there are no ids."""
@@ -225,7 +230,7 @@ class Check(Record):
             if getattr(self, name) is not None
         ]
         why = ", and ".join(self.reasons) or "they match your queries and items"
-        return f"{self.n_references:,}; {why} ({', '.join(measured)})."
+        return f"{self.past_queries}; {why} ({', '.join(measured)})."
 
     def _tell_effect(self) -> str:
         if self.expectation is None or self.automatic is None:
@@ -477,7 +482,7 @@ def _expect(
     n_queries = bias.params.get("n_unique", bias.n_references or 0)
     if n_queries < input_checks.FEW_QUERIES:
         reasons.append(f"{n_queries} are too few")
-    elif reliability < _LEAST_RELIABLE:
+    elif reliability < input_checks.LEAST_RELIABLE:
         reasons.append("they can't distinguish hubs from noise")
     if moved < _LEAST_MOVED:
         return "little", (*reasons, "the correction changes almost nothing")
