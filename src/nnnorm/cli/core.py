@@ -1,5 +1,6 @@
 """The commands `fit`, `search` and `info`."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -235,21 +236,25 @@ def _installation() -> Answer:
 
     import numpy as np
 
-    installed = {found.name: found.version for found in distributions()}
+    installed = {found.name: found for found in distributions()}
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    libraries = ("numpy", "safetensors", "pyarrow", "torch", "faiss-cpu")
+    needed = installed["nnnorm"].requires if "nnnorm" in installed else None
+    ours = [one for one in needed or () if not re.search("'(dev|docs)'", one)]
+    libraries = [re.split(r"[^\w.-]", one)[0] for one in ours]
     about = {
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "threads": count_threads(),
         "blas": f"{blas['name']} {blas.get('version', '')}".strip(),
-        **{library: installed.get(library, "not installed") for library in libraries},
+        **{name: installed[name].version for name in libraries if name in installed},
     }
     shown = Facts(f"nnnorm {__version__}", about)
     return Answer({"nnnorm": __version__, **about}, [shown])
 
 
 def _describe(file: Path) -> Answer:
+    if (file / "CURRENT").exists():
+        raise NNNormError(f"{file} is an index; run nnnorm index info URL, such as faiss:{file}")
     if file.suffix == ".safetensors":
         if (kind := kind_of_record(file)) == "bank":
             return answer_bank(Bank.load(file), file)

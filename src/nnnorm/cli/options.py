@@ -92,7 +92,7 @@ LINES = {
     "solver": _setting("auto, exact, approximate, torch, cuda or mps.", "NAME"),
     "settings": _setting("Other settings; repeatable.", "NAME=VALUE", flags=("--set",)),
     "select": _setting("one-standard-error, or max.", "RULE"),
-    "only": _setting("Filter in the engine's own syntax.", flags=("--filter",)),
+    "only": _setting("Filter, as in Python, or JSON: '{\"year\": 2007}'.", flags=("--filter",)),
     "replace": _setting("Replace items whose ids are in the index."),
     "ignore_missing": _setting("Skip ids that the index doesn't have."),
     "popularity_weight": _setting("Weight of log(1 + clicks). [default: 0.02]"),

@@ -62,7 +62,10 @@ class Loaded:
 class FolderBackend(Backend):
     """An index in a folder, or in memory."""
 
-    filters = "the ids that may be returned, metadata that must be equal, or a function of metadata"
+    filters = (
+        'metadata that must be equal, such as {"year": 2007}, or a list of ids, both also in JSON, '
+        "or a function of the metadata"
+    )
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         super().__init__(place, **options)
