@@ -53,9 +53,9 @@ METHODS = [name for name in METHOD_NAMES if name != NO_CORRECTION]
 TWO_BANKS = [name for name in METHODS if find_method(name)[0].gallery_bank == "needed"]
 
 TITLES = {
-    "image": "Image retrieval, train captions as past queries",
+    "image": "Image retrieval, training captions as past queries",
     "image-coco": "Image retrieval, COCO captions as past queries (mismatched)",
-    "text": "Text retrieval, train photos as past queries",
+    "text": "Text retrieval, training photos as past queries",
 }
 
 
@@ -187,6 +187,9 @@ def tables(results: Record) -> str:
         some = comparison_table([c for c in results["comparisons"] if c["task"] == task])
         parts.append(f"{title}: {some}" if task == "image" else collapsed(title, some))
     parts.append("## Fewer past queries, and mismatched ones")
+    parts.append(
+        "The percentages are shares of the training split (flickr8k) or of the COCO captions."
+    )
     for task, words in (("image", "Image retrieval"), ("text", "Text retrieval")):
         some = [ablation for ablation in results["ablations"] if ablation["task"] == task]
         parts.append(collapsed(words, ablation_table(some)))

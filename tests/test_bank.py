@@ -93,7 +93,7 @@ def test_a_fit_takes_a_bank_or_its_file_as_references(log, rng, tmp_path):
 
 def test_a_normalized_bank_and_a_raw_gallery_do_not_mix(log, rng):
     bank = Bank.of(log, normalize=True)
-    with pytest.raises(NNNormError, match="references has unit norms and gallery does not"):
+    with pytest.raises(NNNormError, match="rows of references have norm 1, but rows of gallery"):
         nnnorm.NNN().fit(10 * rng.normal(size=(50, 32)), bank)
     with pytest.raises(NNNormError, match="already normalized, but normalize is False"):
         nnnorm.NNN().fit(rng.normal(size=(50, 32)), bank, normalize=False)
@@ -101,7 +101,7 @@ def test_a_normalized_bank_and_a_raw_gallery_do_not_mix(log, rng):
 
 def test_a_bank_has_no_duplicates_to_keep(log, rng):
     bank = Bank.of(log, normalize=True)
-    words = "a bank keeps every unique query once, so it has no duplicates to keep; leave out"
+    words = 'duplicates="keep" needs all past queries, but a bank has only the unique'
     with pytest.raises(NNNormError, match=words):
         nnnorm.NNN().fit(rng.normal(size=(9, 32)), bank, duplicates="keep", normalize=True)
 
@@ -379,7 +379,7 @@ def test_a_bad_line_of_a_log_changes_nothing(tmp_path, line, words):
     [
         ("log.jsonl", "", "log.jsonl has no rows; is it truncated"),
         ("log.csv", "vector\n[1 2]\n", "must have the column embedding; it has: vector"),
-        ("log.txt", "", r"expected one of .npy, .npz, .parquet .* got the suffix '.txt'"),
+        ("log.txt", "", r"suffix .npy, .npz or .parquet, .* got the suffix '.txt'"),
         ("log.parquet", "PAR1", "can't be read as parquet"),
     ],
 )
@@ -410,7 +410,7 @@ def unit(rng, n, dim=16):
         (lambda bank, rng: bank.add(unit(rng, 3), times=[1] * 3, counts=[1, 0, 2]),
          "counts must be whole numbers of at least 1; row 1 has 0"),
         (lambda bank, rng: bank.add(5 * unit(rng, 3), times=[1] * 3),
-         r"queries has norms 5 to 5, but all rows of the bank have about 1; scale"),
+         r"norms 5 to 5, but all rows of the bank have norms of about 1; scale"),
         (lambda bank, rng: bank.forget(before=99), "older than 99 .*would drop all"),
     ],
 )  # fmt: skip

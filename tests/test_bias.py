@@ -103,7 +103,7 @@ def test_a_file_of_another_format_is_rejected_by_name(path, metadata, message):
 
 def test_embeddings_are_not_a_bias(tmp_path):
     np.save(tmp_path / "items.npy", np.eye(3))
-    with pytest.raises(NNNormError, match=r"items.npy holds embeddings; expected a bias"):
+    with pytest.raises(NNNormError, match=r"items.npy contains embeddings; expected a bias"):
         Bias.load(tmp_path / "items.npy")
 
 

@@ -209,7 +209,7 @@ def test_duplicates_must_be_drop_or_keep(rng):
 def test_a_model_that_puts_all_texts_close_together_is_noticed(rng):
     rows = 10 + rng.normal(size=(500, 32))
     with pytest.warns(
-        NNNormWarning, match="only 1 of the 500 rows of references are unique queries: .*=keep"
+        NNNormWarning, match=r"only 1 of the 500 rows of references are unique queries\. .*=keep"
     ):
         drop_copies(open_embeddings(rows, name="references", normalize=True))
 

@@ -95,7 +95,7 @@ def test_studies_warn_of_gallery_rows(gallery, rng):
 @pytest.mark.parametrize("normalize", [True, False])
 def test_repeated_items_are_warned_of(gallery, rng, normalize):
     repeated = gallery[np.arange(500) % 100]
-    with pytest.warns(NNNormWarning, match="gallery has 100 different rows among 500: repeated"):
+    with pytest.warns(NNNormWarning, match=r"gallery has only 100 different rows among 500\. Re"):
         nnnorm.NNN().fit(repeated, rng.normal(size=(50, 32)), normalize=normalize)
 
 
@@ -108,7 +108,7 @@ def test_one_repeated_item_is_fine(gallery, rng):
 def test_zeros_of_both_signs_are_equal_and_odd_widths_are_compared_whole(rng):
     rows = np.eye(41, dtype=np.float32)
     both = np.concatenate([rows, np.where(rows, rows, np.float32(-0.0))])
-    with pytest.warns(NNNormWarning, match="gallery has 41 different rows among 82"):
+    with pytest.warns(NNNormWarning, match="gallery has only 41 different rows among 82"):
         nnnorm.NNN(4, 0.5).fit(both, rng.normal(size=(50, 41)))
 
 
@@ -130,7 +130,7 @@ def test_rows_of_a_large_gallery_are_found_in_a_sample_of_it(large, rng):
 
 def test_repeats_in_a_sample_of_a_large_gallery_are_warned_of(large):
     gallery = open_embeddings(large[np.arange(20_000) % 80])
-    with pytest.warns(NNNormWarning, match="80 different rows among 2,000 sampled"):
+    with pytest.warns(NNNormWarning, match="only 80 different rows among 2,000 sampled"):
         check_inputs(gallery, open_embeddings(large[:10]))
 
 
@@ -146,7 +146,7 @@ def sides(rng):
 
 def test_other_items_are_warned_of_and_queries_are_not(sides):
     items, queries = sides
-    words = "references look like items of gallery, not like queries: pass past queries"
+    words = "references look like items of gallery, not like queries; pass past queries"
     with pytest.warns(NNNormWarning, match=words):
         nnnorm.NNN(4, 0.5).fit(items[:300], items[300:])
     assert not said(lambda: nnnorm.NNN(4, 0.5).fit(items[:300], queries))
@@ -326,7 +326,7 @@ def test_mismatched_past_queries_are_warned_of_and_own_ones_are_not(problem, nam
 def test_a_gallery_and_references_in_each_other_s_places_are_asked_about(rng):
     rows, queries = source(rng, 50), source(rng, 50)
     items = open_embeddings(-np.asarray(source(rng, 50)), name="references")
-    with pytest.warns(NNNormWarning, match="does look like them: were the two swapped"):
+    with pytest.warns(NNNormWarning, match=r"The queries look like .*: were the two swapped"):
         warn_of_mismatch(items, queries, rows)
 
 

@@ -92,8 +92,8 @@ def test_auto_raises_the_quality_until_the_error_is_small(problem, any_saving, m
 def test_auto_is_exact_with_a_warning_where_approximate_means_are_far_off(any_saving):
     hard = noise(1000, 17_000)
     words = (
-        r"exact means will take about \d+:\d\d:\d\d \(h:mm:ss\); approximate means would be off by "
-        r"[2-9]\d% of their standard deviation \(15% is accepted\).* solver='approximate'"
+        r"exact means will take about \d+:\d\d:\d\d \(h:mm:ss\); approximate means would have "
+        r"an error of [2-9]\d% of their standard deviation, more than 15%.* solver='approximate'"
     )
     with pytest.warns(NNNormWarning, match=words) as seen:
         values, about = auto(hard)
@@ -191,7 +191,7 @@ def test_a_device_that_is_missing_is_named(problem, device):
     devices = {"cuda": torch.cuda, "mps": torch.backends.mps}
     if devices[device].is_available():
         pytest.skip(f"there is a {device} device here")
-    with pytest.raises(NNNormError, match=f"solver {device} was asked for, but torch .* finds no"):
+    with pytest.raises(NNNormError, match=f"solver {device} needs such a device, but torch .* fin"):
         compute_means(device, Products(*problem), 5)
 
 

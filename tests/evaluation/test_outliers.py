@@ -274,7 +274,7 @@ def test_the_table_counts_verdicts_and_says_when_the_budget_is_used_up():
         (lambda g, b, c: nnnorm.scan(g, corrector=7), "corrector must be a Corrector"),
         (
             lambda g, b, c: nnnorm.scan(open_embeddings(g, normalize=True), 3 * b),
-            "unit norms and references does not",
+            "have norm 1, but rows of references",
         ),
     ],
 )

@@ -10,7 +10,7 @@ import nnnorm
 from nnnorm.bank import Bank, describe_times
 from nnnorm.bias import Bias
 from nnnorm.cli.app import command
-from nnnorm.cli.inputs import read_groups, read_settings
+from nnnorm.cli.inputs import check_settings, read_groups, read_settings
 from nnnorm.cli.output import Answer, Facts, answer_ranking, show_progress
 from nnnorm.commands import write_command
 from nnnorm.corrector import Corrector
@@ -19,7 +19,7 @@ from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import kind_of_record
 from nnnorm.input_checks import describe_reliability
-from nnnorm.methods import MethodName, describe_setting, label_method, make_method
+from nnnorm.methods import MethodName, describe_setting, label_method, list_params, make_method
 from nnnorm.ranking import Ranking
 from nnnorm.scoring import count_threads
 from nnnorm.solvers import Solver
@@ -54,6 +54,7 @@ def fit(
 ) -> Answer:
     """Compute the bias of every item from past queries."""
     given = read_settings(settings, reference_k=reference_k, alpha=alpha)
+    check_settings(given, f"fit --method {method}", (*list_params(method), *_FIT_SETTINGS))
     options: dict[str, Any] = {name: given.pop(name) for name in _FIT_SETTINGS if name in given}
     options |= {"solver": solver, "normalize": normalize, "groups": read_groups(groups)}
     chosen = make_method(method, **given)
@@ -224,7 +225,8 @@ def _answer_corrector(file: Path) -> Answer:
         facts["calibration"] = f"from {n_queries:,} {what}"
     if not corrector.unit:
         facts["norms"] = f"items with norms up to {corrector.longest:.4g} can be added"
-    return Answer(corrector.to_dict(), [Facts(f"{file}: a corrector with {bias.past_queries}", facts)])
+    shown = Facts(f"{file}: a corrector with {bias.past_queries}", facts)
+    return Answer(corrector.to_dict(), [shown])
 
 
 # --- info ----------------------------------------------------------------------------------------

@@ -118,9 +118,19 @@ LINES = {
     "save_corrector": _output("Also write a corrector (.safetensors)."),
     "run_file": _output("Also write a TREC run file."),
     "export": _output("Write a static page instead of serving one.", "FOLDER"),
-    "report": _output("Write tables (report.md) and plots.", "FOLDER"),
+    "report": _output("Write report.md, and plots if there are any.", "FOLDER"),
     "explain": _output("Also print all numbers and what they mean."),
     "as_json": _output("Print JSON.", flags=("--json",)),
+}
+
+# Options and settings that people try, and those that are meant: the first one that a command has.
+MEANT = {
+    **dict.fromkeys(("-k", "--k", "k"), ("--reference-k", "reference_k")),
+    **dict.fromkeys(("--references", "--past-queries"), ("--references", "--corrector", "--bias")),
+    **dict.fromkeys(("--labels", "--truth"), ("--truth", "--labels")),
+    **dict.fromkeys(("--items", "--gallery"), ("--gallery", "--items")),
+    **dict.fromkeys(("--bias", "--corrector"), ("--bias", "--corrector")),
+    "centre": ("center",),
 }
 
 # An output of several files.

@@ -77,8 +77,8 @@ class Comparison(Record):
     references_sampled: bool = False
 
     def __repr__(self) -> str:
-        names = ", ".join(result.method for result in self.results)
-        return f"Comparison({self.n_queries:,} test queries; {names})"
+        shown = [f"{one.method} {100 * one.recall_at_1:.1f} %" for one in self.results]
+        return f"Comparison({self.n_queries:,} test queries; R@1: {', '.join(shown)})"
 
 
 def compare(

@@ -24,11 +24,11 @@ from nnnorm.dedup import hash_rows
 from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, IntArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, check_count, warn
-from nnnorm.evaluation.results import FloatArray, Interval, interval_of_difference
+from nnnorm.evaluation.results import FloatArray, Interval, Record, interval_of_difference
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs, warn_of_mismatch
 from nnnorm.methods import open_references
-from nnnorm.ranking import Ranking, iterate_scores
+from nnnorm.ranking import GivesBias, Ranking, iterate_scores, take_bias
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.tables import read_json
 
@@ -88,6 +88,8 @@ class Truth:
 def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
     """Check a truth: one item per query, (query, item) pairs, or a list of items per query."""
     grades = None
+    if isinstance(truth, str | os.PathLike):
+        truth = read_truth(truth)
     if isinstance(truth, Truth):
         queries, items, grades = truth.queries, truth.items, truth.grades
     elif isinstance(truth, (list, tuple)) and any(np.ndim(right) for right in map(_row, truth)):
@@ -176,7 +178,7 @@ def read_truth(path: str | os.PathLike[str]) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
+class Evaluation(Record):
     """The ranks of the right items, per pair of query and right item, and the metrics."""
 
     truth: Truth
@@ -197,6 +199,11 @@ class Evaluation:
 
     def __repr__(self) -> str:
         return f"Evaluation({len(self):,} queries, R@1 {100 * self.recall(1):.1f} %)"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the means of the metrics, ready for JSON."""
+        sizes = {"n_queries": len(self), "n_gallery": self.n_gallery}
+        return {**sizes, **mean_metrics(self, [k for k in (1, 5, 10) if k <= self.depth])}
 
     @cached_property
     def _first(self) -> tuple[IntArray, IntArray, IntArray]:
@@ -283,7 +290,7 @@ class Evaluation:
 def evaluate(
     queries: Source,
     gallery: Source,
-    bias: Bias | None = None,
+    bias: Bias | GivesBias | None = None,
     *,
     truth: Any,
     weight: float | None = None,
@@ -298,7 +305,7 @@ def evaluate(
     ----------
     queries : array or path, shape (n_queries, dim)
     gallery : array or path, shape (n_gallery, dim)
-    bias : Bias, optional
+    bias : Bias or Corrector, optional
         Without it, the search is uncorrected.
     truth : array or list
         The right items, see `open_truth`.
@@ -324,6 +331,7 @@ def evaluate(
     >>> evaluate(np.eye(3), np.eye(3), truth=[0, 1, 2]).recall(1)
     1.0
     """
+    used, gallery, normalize = take_bias(bias, queries, gallery, normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     documents = None if parents is None else Documents.open(parents, len(items), items.name)
@@ -331,7 +339,7 @@ def evaluate(
     right = open_truth(truth, n_queries=len(asked), n_gallery=n_items)
     counted = []
     run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    for start, scores in iterate_scores(asked, items, bias, weight=weight, **run):
+    for start, scores in iterate_scores(asked, items, used, weight=weight, **run):
         compared = scores if documents is None else documents.best(scores)
         counted.append(count_strip(compared, right, start))
     return Evaluation.of_strips(right, counted, n_items)

@@ -105,6 +105,11 @@ class Hits:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __iter__(self) -> Iterator[list[tuple[Any, float]]]:
+        """Yield a list of (id, score) per query."""
+        for row, scores in zip(self.ids.tolist(), self.scores.tolist(), strict=True):
+            yield [hit for hit in zip(row, scores, strict=True) if hit[1] > -np.inf]
+
     def __repr__(self) -> str:
         return f"Hits({len(self):,} queries, k={self.ids.shape[1]})"
 

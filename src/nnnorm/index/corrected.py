@@ -159,7 +159,7 @@ class CorrectedIndex:
         `parents` is the metadata key that has the document of a chunk. The k best documents are
         returned, ranked by their best chunk.
         """
-        k = check_count("k", k, self.backend.largest_k, f"hits of {self.backend.engine}")
+        k = check_count("k", k, self.backend.largest_k, f"the limit of {self.backend.engine}")
         least = check_min_confidence(min_confidence)
         if parents is not None:
             return self._search_documents(queries, k, parents, least, weight=weight, filter=filter)

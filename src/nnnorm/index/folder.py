@@ -63,8 +63,8 @@ class FolderBackend(Backend):
     """An index in a folder, or in memory."""
 
     filters = (
-        'metadata that must be equal, such as {"year": 2007}, or a list of ids, both also in JSON, '
-        "or a function of the metadata"
+        'metadata that must match, such as {"year": 2007}, or a list of ids, both also in JSON, '
+        "or a function of metadata"
     )
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:

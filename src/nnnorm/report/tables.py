@@ -279,8 +279,8 @@ def tabulate_drift(drift: evaluation.Drift) -> Table:
     notes = [f"{reason[0].upper()}{reason[1:]}." for reason in drift.reasons]
     notes.append(
         f"Hubs: items that are {name_places(drift.k)} at least twice as often as average, of "
-        f"{drift.n_items:,} items (without --gallery, a sample from the fit). Compare shares only "
-        "for equal numbers of queries and items."
+        f"{drift.n_items:,} items (without --gallery, a sample). Compare shares only for equal "
+        "numbers of queries and items."
     )
     return Table(title, ("", "today"), tuple(cells.items()), tuple(notes))
 
@@ -339,7 +339,7 @@ def tabulate_check(check: evaluation.Check) -> Table:
     }
     title = f"{check.n_queries:,} queries, {check.n_gallery:,} items"
     if check.n_references is not None:
-        title += f", {check.past_queries} past queries"
+        title += f", {check.n_references:,} past queries"
     notes = (
         f"most: hits of the most retrieved item, {check.hubs.places}; never: items without hits. "
         f"By chance: every {'wrong ' if has_truth else ''}hit is assigned to a random item "
