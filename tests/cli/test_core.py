@@ -244,7 +244,7 @@ def with_nan(array):
         (with_nan, "references (references.npy) must be finite; row 7 has NaN in column 3"),
         (
             lambda a: a[:, :5],
-            "must have the same dimension; got gallery (gallery.npy) (23, 12) and references",
+            "must have the same dimension; got shapes (23, 12) and ",
         ),
         (
             lambda a: a.astype(int),

@@ -263,7 +263,7 @@ def test_the_table_counts_verdicts_and_says_when_the_budget_is_used_up():
         (lambda g, b, c: nnnorm.scan(g, b, corrector=c), "got both"),
         (
             lambda g, b, c: screen(c, g[:, :32]),
-            "items and references must have the same dimension; got items",
+            "items and references must have the same dimension; got shapes",
         ),
         (lambda g, b, c: nnnorm.scan(g[:, :32], b), "must have the same dimension"),
         (lambda g, b, c: screen(c, g[:0]), "items must have at least one row"),
