@@ -336,6 +336,8 @@ def draw(results: dict[str, Any], figure: Any) -> None:
         shares = [100 * sum(c["found"][s][0] for c in some) / n_holding for s in signals]
         at = -np.arange(len(signals)) - 0.27 * (place - 1)
         left.barh(at, shares, 0.25, label=NAMES[name], color=color)
+        for y in at[np.array(shares) == 0]:  # nothing found, and not left out
+            left.text(0.8, y, "0", color=color, fontsize=8, va="center")
     left.set_yticks(-np.arange(len(signals)), signals)
     left.set(xlim=(0, 100), ylim=(0.5 - len(signals), 0.6))
     title = "The sum of six signals finds nearly all hubs"
@@ -352,7 +354,8 @@ def draw(results: dict[str, Any], figure: Any) -> None:
     right.bar(at - 0.2, before, 0.36, color=GREY, label="uncorrected")
     right.bar(at + 0.2, after, 0.36, color=BLUE, label="corrected")
     right.set_xticks(at, names)
-    title = "The correction alone removes about half"
+    lost = [100 * (1 - one / other) for one, other in zip(after, before, strict=True)]
+    title = f"Disguised items lose {min(lost):.0f} to {max(lost):.0f} % of their hits"
     label_axes(right, title, "", "top-1 hits of disguised items, %")
     right.legend(ncols=2, **legend)
 

@@ -17,7 +17,7 @@ IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 ADDRESS = "http://127.0.0.1:8765/"
 SIZE = {"width": 1280, "height": 980}
 # The part of the page that shows that a view is ready.
-VIEWS = {"search": "#after li", "hubs": "#detail .group", "map": "#selection h2"}
+VIEWS = {"search": "#after li", "hubs": "tr.chosen .pill", "map": "#selection h2"}
 # A lasso around the worst hub of the demo, in shares of the map's width and height.
 LASSO = ((0.66, 0.7), (0.9, 0.66), (0.92, 0.9), (0.7, 0.95), (0.66, 0.7))
 

@@ -251,7 +251,7 @@ def test_a_weight_at_the_end_of_the_grid_is_said(traffic):
         "clicks": np.where(popular, 3, 0),
     }
     noise = 8 * np.random.default_rng(1).normal(size=sure["queries"].shape)
-    with pytest.warns(nnnorm.NNNormWarning, match="the largest one that was tried, 0.12"):
+    with pytest.warns(nnnorm.NNNormWarning, match="the largest one tried, 0.12"):
         nnnorm.tune(**(sure | {"queries": sure["queries"] + noise}), normalize=True)
 
 

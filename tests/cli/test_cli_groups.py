@@ -89,7 +89,7 @@ def test_drift_takes_the_groups_of_its_gallery():
     now = ["--gallery", "gallery.npy"]
     assert run_json(*drift, *now, "--groups", "groups.txt")["n_items"] == 200
     assert_fails(run(*drift, *now), "pass --groups, one label per item")
-    assert_fails(run(*drift, "--groups", "groups.txt"), "pass gallery too")
+    assert_fails(run(*drift, "--groups", "groups.txt"), "pass --gallery too")
 
 
 def test_only_the_setting_that_has_the_weight_between_groups_is_in_the_table_of_tune():

@@ -154,12 +154,12 @@ def test_the_gallery_as_its_own_bank_is_refused_as_in_a_fit(hubs):
 @pytest.mark.slow
 def test_a_bank_of_another_source_is_a_reason_not_to_trust_it(hubs):
     other = made._unit(hubs.references + hubs.references[3])
-    with pytest.warns(NNNormWarning, match="were the two swapped"):  # the gallery is like them
+    with pytest.warns(NNNormWarning, match="did you swap"):  # the gallery is like them
         found = check(hubs.gallery, other, **hubs.known)
     assert found.z > 4
     assert found.expectation == "unclear"
     assert "they don't resemble your queries, which may make results worse" in found.reasons
-    with pytest.warns(NNNormWarning, match="were the two swapped"):
+    with pytest.warns(NNNormWarning, match="did you swap"):
         unlabeled = check(hubs.gallery, other, queries=hubs.known["queries"])
     assert unlabeled.next[0].endswith("Corrector.fit(gallery, references, recent=queries)")
 
@@ -225,9 +225,9 @@ def test_tuned_settings_are_recommended_if_only_they_show_a_gain():
     )
     found = Check(verdict="unknown", hubs=hubs, expectation="help", automatic=automatic,
                   tuned=tuned, better=unsure, n_queries=50, n_gallery=50)  # fmt: skip
-    assert checking._judge(found, automatic) == ("correct", "tuned")
+    assert checking._choose_verdict(found, automatic) == ("correct", "tuned")
     apart = replace(found, within=unsure)  # tuning chooses too large a weight
-    assert checking._judge(apart, automatic) == ("try", "automatic")
+    assert checking._choose_verdict(apart, automatic) == ("try", "automatic")
 
 
 def test_items_with_different_norms_are_named_in_the_verdict(hubs):

@@ -1,10 +1,10 @@
-"""`check`: are there hubs, will a correction help, which one, and what to do next.
+"""`check`: report hubs, whether a correction helps, which one, and what to do next.
 
-`check` combines other functions. Hubs are compared with a null model (`hubness`). Without labels,
-the expected effect follows from the past queries: whether their halves agree (reliability), whether
-they resemble the queries (z), and how the hubs change. With labels, the gain is measured on all
-queries. Automatic settings use no labels, and tuned settings are cross-fitted. The gains equal
-those of `evaluate`, `tune` and `compare`.
+Hubs are compared with a null model (`hubness`). Without labels, the expected effect is estimated
+from the past queries: whether their halves agree (reliability), whether they resemble the queries
+(z), and how the correction changes the hubs. With labels, the gain is measured on all queries.
+Automatic settings use no labels, and tuned settings are cross-fitted. The gains equal those of
+`evaluate`, `tune` and `compare`.
 """
 
 import math
@@ -52,19 +52,19 @@ _EXPECTATIONS = {
 }
 # Six changes, all for the better, are the fewest that pass a sign test.
 _FEWEST_CHANGED = 6
-# If none of so many change, fewer than one in a hundred do (95 %).
+# If none of so many queries change, fewer than 1 % of all queries do (95 %).
 _FEWEST_LABELS = 300
-# If a correction gives fewer queries another top-1 item, its effect doesn't matter.
+# Share of queries with a new top-1 item below which the effect doesn't matter.
 _LEAST_MOVED = 0.005
-# With fewer queries, nothing is known of an effect; with fewer past queries, the gain is small.
+# With fewer queries, the effect is unknown; with fewer past queries, the gain is small.
 _FEW = 64
-# An item in so many of the results is more likely to be corrupt than a hub.
-_SUSPICIOUS = 1 / 3
-# Past queries whose top-1 items are counted, and standard errors that aren't noise.
+# An item in this share of the results is more likely corrupt than a hub.
+_MOST_OF_A_HUB = 1 / 3
+# Maximum number of past queries to search, and standard errors of a difference beyond noise.
 _MOST_PAST, _FAR = 4096, 3.0
-# If queries ask for nearly all items, past queries do too.
+# If the queries ask for more than this share of the items, past queries do too.
 _NEARLY_ALL = 0.9
-# Points of R@1 that an interval must distinguish from 0 to be useful.
+# The gain in R@1 that a useful interval can distinguish from 0.
 _WORTH_SEEING = 0.01
 
 
@@ -75,10 +75,10 @@ class Measured(Record):
     method: MethodName
     params: dict[str, Any]  # empty if no correction was chosen
     hubs: Hubs
-    moved: float  # share of queries with another top-1 item
+    moved: float  # share of queries with a different top-1 item
     recall_at_1: float | None = None
     gain: Interval | None = None
-    n_changed: int | None = None  # right items whose queries are answered better or worse
+    n_changed: int | None = None  # right items with a query that gained or lost its hit
 
     @property
     def is_sure(self) -> bool:
@@ -89,20 +89,20 @@ class Measured(Record):
 
 @dataclass(frozen=True)
 class Mixed(Measured):
-    """Two clusters of unlabeled items, and a correction with them as groups."""
+    """The effect of a correction that uses two clusters of unlabeled items as groups."""
 
     sizes: tuple[int, int] = (0, 0)
-    items: tuple[int, int] = (0, 0)  # one of each
-    apart: float = 0.0  # difference of their mean biases, in standard deviations within
-    has_both: bool = True  # whether the right items are in both
+    items: tuple[int, int] = (0, 0)  # an item of each
+    apart: float = 0.0  # difference of their mean biases, in standard deviations within a cluster
+    has_both: bool = True  # whether both have right items
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Record):
-    """The verdict of `check`, with its figures and the next steps; `print` shows a report."""
+    """The recommendation of `check`, its numbers, and what to do next; `print` shows a report."""
 
     verdict: Verdict
-    hubs: Hubs  # of the search as it is
+    hubs: Hubs  # of the uncorrected search
     expectation: Expectation | None = None
     reasons: tuple[str, ...] = ()
     reliability: float | None = None
@@ -113,8 +113,8 @@ class Check(Record):
     tuned: Measured | None = None
     mixed: Mixed | None = None
     recommended: Recommended = None
-    better: Interval | None = None  # tuned against automatic, in R@1
-    # The gain among the items that the queries ask for, if the past queries ask for others.
+    better: Interval | None = None  # gain in R@1 of tuned over automatic settings
+    # If past queries ask for other items: the gain among the items that the queries ask for.
     within: Interval | None = None
     n_queries: int
     n_gallery: int
@@ -150,7 +150,7 @@ class Check(Record):
         return str(item if self.ids is None else self.ids[item])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures, ready for JSON."""
+        """Return all results, ready for JSON."""
         found = super().to_dict()
         if self.ids is not None:
             found["hubs"]["id"] = self.name_item(self.hubs.item)
@@ -165,7 +165,7 @@ class Check(Record):
         return "\n".join([self.summary(), *lines])
 
     def summary(self) -> str:
-        """Return the report without the next lines, in 80 columns."""
+        """Return the report in 80 columns, without the lines of code to run next."""
         texts = {
             "Verdict": self._describe_verdict(),
             "Hubs": self._describe_hubs(),
@@ -174,9 +174,9 @@ class Check(Record):
         }
         if self.mixed is not None:
             texts["Groups"] = self._describe_groups(self.mixed)
-        look: dict[str, Any] = {"subsequent_indent": 14 * " ", "break_on_hyphens": False}
+        layout: dict[str, Any] = {"subsequent_indent": 14 * " ", "break_on_hyphens": False}
         labeled = {f"{label:14}": text for label, text in texts.items()}
-        lines = [textwrap.fill(text, 80, initial_indent=i, **look) for i, text in labeled.items()]
+        lines = [textwrap.fill(text, 80, initial_indent=i, **layout) for i, text in labeled.items()]
         return "\n".join(lines).replace(_UNBROKEN, " ")
 
     def _describe_verdict(self) -> str:
@@ -245,7 +245,7 @@ class Check(Record):
             f"{hubs.n_never:,} of {self.n_gallery:,} items are never {hubs.places} "
             f"({hubs.n_never_by_chance:,.0f} by chance)."
         )
-        if hubs.most > max(_SUSPICIOUS * self.n_queries, 3 * hubs.most_by_chance):
+        if hubs.most > max(_MOST_OF_A_HUB * self.n_queries, 3 * hubs.most_by_chance):
             text += " So many hits may mean that the item is corrupt: run nnnorm scan."
         if hubs.k > 1:
             text += " To see small hubs, pass about as many queries as items."
@@ -377,10 +377,10 @@ def check(
     k = places_to_count(**sizes)
     run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
 
-    def look(
+    def run_search(
         bias: Bias | None, found: Evaluation | None = None
     ) -> tuple[Evaluation | None, npt.NDArray[Any]]:
-        """Search with a correction; return the evaluation and the top-1 hits."""
+        """Search with a correction; return the evaluation, if there are labels, and the hits."""
         if found is None and right is not None:
             found = evaluate(asked, items, bias, truth=right, **run)
         if found is not None and k == 1:
@@ -397,7 +397,7 @@ def check(
             about |= {"recall_at_1": found.recall(1), "gain": found.gain_over(raw, seed=seed)}
         return about
 
-    raw, hits = look(None)
+    raw, hits = run_search(None)
     firsts = hits[:, 0]
     as_it_is = judge_hubs(hits, len(items), truth=right, queries=asked, seed=seed)
     recall = None if raw is None else raw.recall(1)
@@ -418,9 +418,9 @@ def check(
     unrelated = asked if right is None else asked.subset(right.one_per_cluster)
     z = input_checks.mismatch_z(bank, unrelated)
     with_items = not allow_gallery_rows and input_checks.warn_of_items(bank, items, asked)
-    if z > input_checks.MISMATCH_WARNING_Z and (hint := input_checks.hint_of_swap(items, asked)):
+    if z > input_checks.MISMATCH_WARNING_Z and (hint := input_checks.hint_of_swap(asked, items)):
         warn(f"{bank.name} do not look like the queries{hint}")
-    corrected, hits = look(bias)
+    corrected, hits = run_search(bias)
     automatic = Measured(bias.method, dict(bias.params), **measure(corrected, hits))
     expectation, reasons = _expect(bias, automatic, z, with_items, len(asked))
     about |= {"expectation": expectation, "automatic": automatic}
@@ -435,7 +435,7 @@ def check(
         about["mixed"] = mixed = Mixed(
             bias.method,
             dict(bias.params),
-            **measure(*look(bias)),
+            **measure(*run_search(bias)),
             sizes=(len(items) - n_second, n_second),
             items=(int(labels.argmin()), int(labels.argmax())),
             apart=apart,
@@ -444,14 +444,14 @@ def check(
         # A difference between groups looks like mismatched past queries.
         reasons = _expect(bias, mixed, z, with_items, len(asked))[1]
     elif right is not None and raw is not None and corrected is not None:
-        with quiet():  # of what was warned of above
+        with quiet():  # the same warnings as above
             used = drop_copies(bank, duplicates, progress)
         labeled = methods.open_groups(groups, len(items))
         trial = Trial([NNN().name], items, used, None, asked, right, groups=labeled, **run)
         number = trial.choose("one-standard-error")
         crossed = trial.cross_fit("one-standard-error", seed=seed)
         best = trial.settings[number]
-        _, hits = look(trial.bias(number) if number else None, trial.evaluation(number))
+        _, hits = run_search(trial.bias(number) if number else None, trial.evaluation(number))
         params = {**best.params, **({} if best.between == 1 else {"between": best.between})}
         about["tuned"] = Measured(best.name, params, **measure(crossed, hits))
         about["better"] = crossed.gain_over(corrected, seed=seed)
@@ -479,7 +479,7 @@ def check(
         n_needed=_count_needed(automatic, len(asked)),
         **about,
     )
-    verdict, recommended = _judge(report, automatic)
+    verdict, recommended = _choose_verdict(report, automatic)
     report = replace(report, verdict=verdict, recommended=recommended)
     if recommended is None:
         return report
@@ -512,7 +512,7 @@ def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bo
 def _expect(
     bias: Bias, measured: Measured, z: float, with_items: bool, n_queries: int
 ) -> tuple[Expectation, tuple[str, ...]]:
-    """Describe the expected effect without labels, and its limits."""
+    """Return the expected effect without labels, and the reasons to doubt it."""
     reliability = bias.params.get("reliability", 0.0)
     reasons = []
     if with_items:
@@ -534,7 +534,7 @@ def _expect(
     return ("unclear" if reasons else "help"), tuple(reasons)
 
 
-def _judge(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
+def _choose_verdict(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
     tuned, mixed, within = found.tuned, found.mixed, found.within
     if mixed is not None and mixed.gain is None:
         return "try", "mixed"
@@ -561,11 +561,11 @@ def _judge(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
 
 
 def _count_needed(measured: Measured, n_queries: int) -> int | None:
-    """Number of labeled queries needed to show one point of R@1, if these are too few."""
+    """Return how many labeled queries can show a gain of a point of R@1; None if these can."""
     gain = measured.gain
     if gain is None or measured.is_sure:
         return None
-    if not gain.includes_zero or gain.low == gain.high:  # so few changed that it has no width
+    if not gain.includes_zero or gain.low == gain.high:  # too few changes for an interval
         return _FEWEST_LABELS if n_queries < _FEWEST_LABELS else None
     half_width = (gain.high - gain.low) / 2
     if half_width <= _WORTH_SEEING:

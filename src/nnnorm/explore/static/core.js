@@ -21,7 +21,7 @@ export function readAddress() {
   for (const name of PARAMS) {
     if (given.has(name)) {
       const text = given.get(name);
-      state.params[name] = name === "center" ? text === "true" : Number(text);
+      state.params[name] = name === "center" ? text === "true" : Number.isNaN(Number(text)) ? text : Number(text);
     }
   }
   for (const name of ["query", "item", "hub"]) {
@@ -234,6 +234,11 @@ export function thumb(known, item, press, title = "") {
   const label = `${nameOf(known, item)}${title ? `, ${title}` : ""}`;
   if (!press) return make("li", { title: label }, inside);
   return make("li", {}, make("button", { "aria-label": label, title: label, "data-key": item, onclick: press }, inside));
+}
+
+// Options, and the commands that take them, stay in one piece.
+export function withOptions(text) {
+  return text.split(/((?:nnnorm (?:index delete|search) )?--[a-z-]+(?: [A-Z]+)?)/).map((part, n) => (n % 2 ? make("code", {}, part) : part));
 }
 
 export function waiting(text) {
