@@ -46,7 +46,7 @@ def test_extend_takes_the_groups_of_new_items():
     assert run(*new, "new.safetensors", "--groups", "groups.txt").exit_code == 0
     both = (Bias.load(f"{name}.safetensors").values for name in ("new", "bias"))
     np.testing.assert_allclose(*both, atol=1e-6)
-    assert_fails(run(*new, "other.safetensors"), "fitted with groups (photo, text); pass groups")
+    assert_fails(run(*new, "other.safetensors"), "fitted with groups (photo, text); pass --groups")
 
 
 def test_check_and_tune_take_groups_and_pass_them_on():
