@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _COLUMNS = 80  # width of the output
 _ARRAYS = ("indices", "ids", "parents", "scores", "confidence")  # of a ranking
 # What a message asks for, in Python and as an option: "pass normalize=True (--normalize)".
-_ARGUMENT = re.compile(r"[\w.]+(?:=\S*)? \((--[^()]+)\)")
+_ARGUMENT = re.compile(r"\b(\w+)(?:=\S*)? \((--(?:set |no-)?\1\b[^()]*)\)")
 
 
 def clean(text: object, keep: str = "") -> str:
@@ -34,7 +34,7 @@ def clean(text: object, keep: str = "") -> str:
 
 def name_options(message: str) -> str:
     """Return a message that names the options of the command line, not the arguments in Python."""
-    return _ARGUMENT.sub(r"\1", message)
+    return _ARGUMENT.sub(r"\2", message)
 
 
 class Facts(NamedTuple):

@@ -606,5 +606,5 @@ def warn_of_mismatch(bias: Bias) -> None:
         warn(
             f"the past queries {describe_mismatch(bias)}, so the correction is reduced to "
             f"{bias.params['match']:.0%}; pass more past queries from this search, or a few dozen "
-            "recent ones (recent=, --recent); for a mixed gallery, pass groups (--groups)"
+            "recent ones as recent (--recent); for a mixed gallery, pass groups (--groups)"
         )
