@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, settings
 
 # Tests must not depend on the caller's terminal, locale, proxies or database settings. Tests build
 # their own models, so nothing is downloaded from the Hugging Face Hub.
-FOREIGN = r"CI|GITHUB_.*|.*_PROXY|NO_COLOR|(FORCE|PY|TTY)_.*|CLICOLOR.*|PG[A-Z]+"
-for variable in [name for name in os.environ if re.fullmatch(FOREIGN, name.upper())]:
+UNSET = r"CI|GITHUB_.*|.*_PROXY|NO_COLOR|(FORCE|PY|TTY)_.*|CLICOLOR.*|PG[A-Z]+"
+for variable in [name for name in os.environ if re.fullmatch(UNSET, name.upper())]:
     del os.environ[variable]
 # Write bytecode: without it, every process would compile the package and the tests again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -377,8 +377,8 @@ def _read_source(
         raise NNNormError(f"{name} is a masked array; fill it or drop the masked rows first")
     else:
         try:
-            is_foreign = not hasattr(source, "__array__") and hasattr(source, "__dlpack__")
-            parts = [np.from_dlpack(source) if is_foreign else np.asarray(source)]
+            has_dlpack_only = not hasattr(source, "__array__") and hasattr(source, "__dlpack__")
+            parts = [np.from_dlpack(source) if has_dlpack_only else np.asarray(source)]
         except Exception as error:  # each array library raises its own errors
             raise NNNormError(
                 f"{name} can't be read as a numpy array ({type(source).__name__}: "
