@@ -173,13 +173,16 @@ def test_a_result_is_clicked_and_searched_with(open_page, address):
 
 
 def test_markup_in_captions_stays_text(open_page, address):
-    page = open_page(f"{address}#search?query=0")
+    page = open_page(f"{address}#search?query=0", width=390)
     page.wait_for_selector("#after li")
     assert "<script>" in page.text_content(".asked q")
     assert page.evaluate("window.hacked") is None
+    too_wide = "document.documentElement.scrollWidth - innerWidth"
+    assert page.evaluate(too_wide) <= 0  # a long word is broken
     page.goto(f"{address}#hubs?hub=0")
     page.wait_for_selector("#detail h2")
     assert page.evaluate("window.hacked") is None
+    assert page.evaluate(too_wide) <= 0
 
 
 def test_a_filter_is_chosen_and_may_hide_the_right_item(open_page, address, session):

@@ -84,7 +84,7 @@ def test_from_pictures_to_a_table_in_one_command_that_continues(root, tiny_model
         *more, "--table", "ablation-coco-text", "--encoder", f"clip={tiny_model('siglip')}"
     )
     assert other.code == 1
-    assert "was made with other" in other.stderr
+    assert "was made with different" in other.stderr
 
 
 @pytest.mark.slow

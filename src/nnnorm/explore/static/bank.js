@@ -1,5 +1,5 @@
 // The past queries: unique ones, copies, whether they match the queries, drift.
-import { about, ask, make, live, count, percent, withOptions } from "./core.js";
+import { about, ask, make, live, count, percent, fixed, withOptions } from "./core.js";
 
 export function bankView(root) {
   const update = live(async () => {
@@ -28,9 +28,9 @@ function drawMismatch(found) {
   const isMismatched = z > limit;
   const place = Math.min(1, Math.max(0, z / (2 * limit)));
   return make("section", { class: "panel stack" }, make("h2", {}, isMismatched ? "The past queries don’t match the queries" : "The past queries match the queries"),
-    make("div", { class: "gauge", role: "img", "aria-label": `z is ${z.toFixed(1)}; above ${limit}, past queries are mismatched` }, make("i", { "--v": place.toFixed(3) })),
+    make("div", { class: "gauge", role: "img", "aria-label": `z is ${fixed(z, 1)}; above ${limit}, past queries are mismatched` }, make("i", { "--v": place.toFixed(3) })),
     make("div", { class: "between small soft" }, make("span", {}, "one source"), make("span", {}, `limit ${limit}`), make("span", {}, "another source")),
-    make("p", {}, `z = ${z.toFixed(1).replace("-", "−")}. `, isMismatched ? "The past queries and the queries come from different sources, so the correction may make results worse. Use past queries from your own search." : "The past queries and the queries seem to come from one source."));
+    make("p", {}, `z = ${fixed(z, 1)}. `, isMismatched ? "The past queries and the queries come from different sources, so the correction may make results worse. Use past queries from your own search." : "The past queries and the queries seem to come from one source."));
 }
 
 function drawDrift(drift) {
@@ -38,5 +38,5 @@ function drawDrift(drift) {
   if (drift.error) return make("section", { class: "panel stack" }, make("h2", {}, "Drift: not measured"), make("p", {}, drift.error));
   return make("section", { class: "panel stack" }, make("h2", {}, `Drift: ${drift.verdict}`),
     drift.reasons.length ? make("ul", {}, drift.reasons.map((reason) => make("li", {}, reason))) : make("p", {}, "The corrector’s past queries still match these queries."),
-    make("p", { class: "soft small" }, `z ${drift.z.toFixed(1)}, shift of the mean ${drift.mean_shift.toFixed(2)}, agreement ${drift.agreement === null ? "unknown" : drift.agreement.toFixed(2)}; ${percent(drift.hub_share)} of the hits are hubs, ${percent(drift.hub_share_uncorrected)} without a correction${drift.hub_share_refitted === null ? "" : `, ${percent(drift.hub_share_refitted)} after a refit`}.`));
+    make("p", { class: "soft small" }, `z ${fixed(drift.z, 1)}, shift of the mean ${drift.mean_shift.toFixed(2)}, agreement ${drift.agreement === null ? "unknown" : drift.agreement.toFixed(2)}; ${percent(drift.hub_share)} of the hits are hubs, ${percent(drift.hub_share_uncorrected)} without a correction${drift.hub_share_refitted === null ? "" : `, ${percent(drift.hub_share_refitted)} after a refit`}.`));
 }

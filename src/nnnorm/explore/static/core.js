@@ -212,6 +212,12 @@ export function percent(share, digits = 1) {
   return `${(100 * share).toFixed(digits)} %`;
 }
 
+// With a minus sign, and no minus before a zero.
+export function fixed(value, digits) {
+  const text = Math.abs(value).toFixed(digits);
+  return value < 0 && Number(text) ? `−${text}` : text;
+}
+
 export function pictureOf(item) {
   if (isRecorded) return withPicture.has(item) ? `pictures/${item}.png` : null;
   return about.has_pictures ? `/api/picture?item=${item}` : null;

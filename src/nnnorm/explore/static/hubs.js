@@ -1,5 +1,5 @@
 // Items that are top-1 too often, and those that never are.
-import { state, about, change, ask, askUntilReady, canAsk, make, searchWith, setting, whereList, live, keepFocus, nameOf, picture, thumb, count, hitName, percent, isNarrow, svgChart, waiting } from "./core.js";
+import { state, about, change, ask, askUntilReady, canAsk, make, searchWith, setting, whereList, live, keepFocus, nameOf, picture, thumb, count, hitName, percent, fixed, isNarrow, svgChart, waiting } from "./core.js";
 import { learn } from "./controls.js";
 
 export function hubsView(root) {
@@ -91,8 +91,8 @@ function drawTable(rows, found) {
     make("td", {}, count(found.hub_before[place])),
     make("td", {}, make("b", {}, count(found.hub_after[place]))),
     about.has_truth ? make("td", { class: "extra" }, percent(found.hub_wrong[place], 0)) : null,
-    make("td", { class: "extra" }, found.hub_bias[place].toFixed(3)),
-    make("td", { class: "extra" }, found.hub_z[place].toFixed(1)),
+    make("td", { class: "extra" }, fixed(found.hub_bias[place], 3)),
+    make("td", { class: "extra" }, fixed(found.hub_z[place], 1)),
     make("td", {}, found.scan_is_ready ? make("span", { class: `pill ${found.verdicts[place]}` }, found.verdicts[place]) : make("span", { class: "soft" }, "…"))))));
 }
 
@@ -107,7 +107,7 @@ async function drawDetail(root) {
   keepFocus(root, () => root.replaceChildren(make("div", { class: "stack" },
     make("div", { class: "hero" }, picture(found.items, state.hub), make("div", {},
       make("h2", {}, name), make("p", {}, facts.join(" ")),
-      make("p", { class: "soft small" }, `id ${found.items[state.hub].id}, bias ${found.bias.toFixed(3)} (z ${found.bias_z.toFixed(1)})${found.scan_is_ready ? `, scan: ${found.verdict}${found.reasons.length ? `: ${found.reasons.join("; ")}` : ""}` : ""}`))),
+      make("p", { class: "soft small" }, `id ${found.items[state.hub].id}, bias ${fixed(found.bias, 3)} (z ${fixed(found.bias_z, 1)})${found.scan_is_ready ? `, scan: ${found.verdict}${found.reasons.length ? `: ${found.reasons.join("; ")}` : ""}` : ""}`))),
     make("h3", {}, found.n_wrong === null ? `Queries with this item ${about.hit_k === 1 ? "as top-1" : hitName()}` : "Queries for which it is wrong"),
     groups.length ? make("div", { class: "groups scroll", tabindex: "0", "data-key": "groups", role: "region", "aria-label": "Queries that it answered" }, groups.map((group) => make("div", { class: "group" },
       group.length > 1 ? make("p", { class: "soft small" }, `${count(group.length)} similar queries${group.length > 6 ? ", 6 shown" : ""}`) : null,

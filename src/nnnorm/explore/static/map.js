@@ -1,5 +1,5 @@
 // Items on a plane, colored by how often they are hits or by their bias; lasso to a list.
-import { state, about, change, ask, askUntilReady, keepFocus, make, searchWith, setting, whereList, live, nameOf, picture, pictureOf, count, hitName, thumb, waiting, saveText, withOptions } from "./core.js";
+import { state, about, change, ask, askUntilReady, keepFocus, make, searchWith, setting, whereList, live, nameOf, picture, pictureOf, count, fixed, hitName, thumb, waiting, saveText, withOptions } from "./core.js";
 import { learn } from "./controls.js";
 
 const MOST_PICTURES = 90;
@@ -83,7 +83,7 @@ export function mapView(root) {
       paint.strokeStyle = tone("--after"); paint.lineWidth = 2; paint.setLineDash([6, 4]);
       paint.beginPath(); path.forEach(([x, y], n) => (n ? paint.lineTo(x, y) : paint.moveTo(x, y))); paint.closePath(); paint.stroke(); paint.setLineDash([]);
     }
-    ramp.replaceChildren(isCount ? `${hitName()} with the current setting: 0` : `bias ${low.toFixed(3)}`, make("span", { class: `ramp ${isCount ? "of-counts" : "of-bias"}` }), isCount ? `${count(high)} times` : high.toFixed(3), ...(isCount ? [make("span", { class: "key ring" }, "a hub without correction")] : []), make("span", { class: "key dense" }, "many items"));
+    ramp.replaceChildren(isCount ? `${hitName()} with the current setting: 0` : `bias ${fixed(low, 3)}`, make("span", { class: `ramp ${isCount ? "of-counts" : "of-bias"}` }), isCount ? `${count(high)} times` : fixed(high, 3), ...(isCount ? [make("span", { class: "key ring" }, "a hub without correction")] : []), make("span", { class: "key dense" }, "many items"));
   }
 
   // Contours of the number of items, made once on a square of side 400.
@@ -159,7 +159,7 @@ export function mapView(root) {
     if (turn !== n_tips) return;  // the pointer has moved on
     const [x, y] = spot(best), [width, height] = size();
     tip.replaceChildren(...[picture(known, item), make("div", {}, make("b", {}, nameOf(known, item)),
-      make("p", { class: "soft" }, `${hitName()} ${count(values.before[best])} → ${count(values.after[best])} times, bias ${values.bias[best].toFixed(3)}`))].filter(Boolean));
+      make("p", { class: "soft" }, `${hitName()} ${count(values.before[best])} → ${count(values.after[best])} times, bias ${fixed(values.bias[best], 3)}`))].filter(Boolean));
     tip.hidden = false;
     tip.style.left = `${Math.max(4, Math.min(x + 14, width - tip.offsetWidth - 4))}px`;
     tip.style.top = `${Math.max(4, Math.min(y - 30, height - tip.offsetHeight - 4))}px`;

@@ -1,5 +1,5 @@
 // R@1, R@5 and R@10 with intervals, and R@1 by reference_k and alpha.
-import { state, about, change, ask, askUntilReady, make, setting, live, count, percent, waiting, svgChart, isRecorded, withOptions } from "./core.js";
+import { state, about, change, ask, askUntilReady, make, setting, live, count, percent, waiting, svgChart, isRecorded, fixed, withOptions } from "./core.js";
 import { learn, snap } from "./controls.js";
 
 export function qualityView(root) {
@@ -48,7 +48,7 @@ function drawRecalls(root, recalls) {
   const gains = recalls.map(({ k, gain }) => ({ k, mean: 100 * gain.mean, low: 100 * gain.low, high: 100 * gain.high }));
   const svg = svgChart(width, height, gains.map(({ k, mean, low, high }) => `R@${k}: ${signed(mean)} points, from ${signed(low)} to ${signed(high)}`).join("; "));
   const x = d3.scaleLinear([Math.min(0, d3.min(gains, ({ low }) => low)), Math.max(0, d3.max(gains, ({ high }) => high))], [margin.left, width - margin.right]).nice(5);
-  svg.append("g").attr("transform", `translate(0,${height - margin.bottom})`).call(d3.axisBottom(x).ticks(width < 450 ? 4 : 6).tickFormat(signed));
+  svg.append("g").attr("transform", `translate(0,${height - margin.bottom})`).call(d3.axisBottom(x).ticks(width < 450 ? 3 : 6).tickFormat(signed));
   svg.append("line").attr("class", "line-zero").attr("x1", x(0)).attr("x2", x(0)).attr("y1", margin.top).attr("y2", height - margin.bottom);
   gains.forEach(({ k, mean, low, high }, place) => {
     const middle = margin.top + row * (place + 0.5), kind = low > 0 ? "after" : high < 0 ? "loss" : "before";
@@ -61,8 +61,8 @@ function drawRecalls(root, recalls) {
 }
 
 function signed(value) {
-  const text = Math.abs(value).toFixed(1);
-  return text === "0.0" ? "0" : `${value < 0 ? "−" : "+"}${text}`;
+  const text = fixed(value, 1);
+  return text === "0.0" ? "0" : value < 0 ? text : `+${text}`;
 }
 
 function drawHeat(root, grid, now) {

@@ -26,7 +26,7 @@ export function searchView(root) {
     about.has_encode ? "" : "--encoder MODEL to type queries",
     about.has_query_captions ? "" : "--query-captions FILE to see the queries",
   ].filter(Boolean);
-  const hint = make("p", { class: "legend", id: "hint" }, isRecorded || !missing.length ? "" : withOptions(`Start nnnorm explore with ${missing.join(", ")}.`));
+  const hint = make("p", { class: "soft small", id: "hint" }, isRecorded || !missing.length ? "" : withOptions(`Start nnnorm explore with ${missing.join(", ")}.`));
   form.hidden = isRecorded || !(about.has_encode || about.has_query_captions);
   root.append(make("div", { class: "stack" }, form, chips, asked, sides, legend, hint));
   form.addEventListener("submit", (event) => {
