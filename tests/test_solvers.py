@@ -211,6 +211,6 @@ def test_more_references_than_there_are_is_one_sentence_with_every_solver(solver
         (DN(), {"solver": "approximate"}, "which method dn does not use; leave out solver"),
     ],
 )
-def test_what_can_not_be_is_one_sentence(problem, method, options, words):
+def test_invalid_solvers_and_budgets_are_rejected(problem, method, options, words):
     with pytest.raises(NNNormError, match=words):
         method.fit(*problem, **options)

@@ -349,8 +349,8 @@ class Bank:
         self.n_seen += n_seen
         if latest > datetime.now(UTC).timestamp() + _A_DAY:
             warn(
-                f"{name} has rows dated in the future, up to "
-                f"{str(np.datetime64(int(latest), 's'))[:10]}, which forget won't drop; correct "
+                f"some rows of {name} are dated in the future, up to "
+                f"{str(np.datetime64(int(latest), 's'))[:10]}, and forget won't drop them; correct "
                 "their times (dates, or seconds since 1970)"
             )
 

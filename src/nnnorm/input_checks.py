@@ -189,8 +189,8 @@ def warn_of_items(
         return False
     warn(
         f"{references.name} are items, not queries: they can't be distinguished from rows of "
-        f"{gallery.name}, and they differ from {queries.name}; pass past queries "
-        "instead, or did you swap gallery and queries?"
+        f"{gallery.name}, and they differ from {queries.name}; pass past queries instead. Or did "
+        "you swap gallery and queries?"
     )
     return True
 
