@@ -360,7 +360,7 @@ def test_a_refit_takes_a_gallery_that_has_grown_and_keeps_the_second_bank(made):
     second = first.refit(made.references, gallery=np.concatenate([made.gallery, made.new]))
     assert len(second.bias) == 160
     np.testing.assert_array_equal(second.gallery_references, first.gallery_references)
-    with pytest.raises(NNNormError, match=r"same dimension; got gallery \(100, 12\)"):
+    with pytest.raises(NNNormError, match=r"same dimension; got shapes \(100, 12\)"):
         first.refit(made.references, gallery=made.gallery[:, :12])
 
 

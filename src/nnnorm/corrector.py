@@ -170,10 +170,7 @@ class Corrector:
     def __repr__(self) -> str:
         rows = "normalized" if self.normalize else "unit" if self.unit else "raw"
         setting = f"{self.method.name} {describe_setting(self.method.name, self.method.params)}"
-        return (
-            f"Corrector({setting.strip()}, {len(self.bank):,} references of {self.dim} "
-            f"dimensions, {rows})"
-        )
+        return f"Corrector({setting.strip()}, {self.bias.past_queries}, dim {self.dim}, {rows})"
 
     # --- fit and refit -----------------------------------------------------------------------
 
@@ -245,7 +242,7 @@ class Corrector:
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
-        Corrector(nnn reference_k=4 alpha=0.5, 99 references of 8 dimensions, normalized)
+        Corrector(nnn reference_k=4 alpha=0.5, 99 past queries, dim 8, normalized)
         """
         check_method(method)
         check_solver(solver, quality)
