@@ -132,7 +132,7 @@ def test_check_leaves_out_queries_that_are_not_judged(task, tmp_path):
     (tmp_path / "some.qrels").write_text("".join(f"{n} 0 {n} 1\n" for n in range(20)))
     sides = ["--gallery", "gallery.npy", "--queries", "queries.npy", "--no-normalize"]
     result = run("check", *sides, "--truth", "some.qrels", "--json")
-    assert "3 of 23 queries without a right item in the qrels are left out" in result.stderr
+    assert "3 of 23 queries without a right item in the qrels are dropped" in result.stderr
 
 
 def test_qrels_of_a_task_are_read_as_they_were_written(task):
