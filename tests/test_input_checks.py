@@ -326,8 +326,10 @@ def test_mismatched_past_queries_are_warned_of_and_own_ones_are_not(problem, nam
 def test_a_gallery_and_references_in_each_other_s_places_are_asked_about(rng):
     rows, queries = source(rng, 50), source(rng, 50)
     items = open_embeddings(-np.asarray(source(rng, 50)), name="references")
-    with pytest.warns(NNNormWarning, match=r"The queries look like .*: were the two swapped"):
+    with pytest.warns(NNNormWarning, match="queries look like .* swap gallery and past queries"):
         warn_of_mismatch(items, queries, rows)
+    with pytest.warns(NNNormWarning, match="past queries instead, or did you swap gallery and q"):
+        nnnorm.check(rows, source(rng, 50), queries=items)
 
 
 def test_a_gallery_that_is_its_own_bank_is_not_warned_of_twice(rng):

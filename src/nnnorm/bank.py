@@ -136,6 +136,7 @@ class Bank:
         Examples
         --------
         >>> import numpy as np
+        >>> from nnnorm import Bank
         >>> Bank.of(np.eye(3), times=["2026-05-01"] * 3)
         Bank(3 unique of 3 queries, dim 3, seen 2026-05-01)
         >>> Bank.of("queries.parquet", times="asked_at")  # doctest: +SKIP
@@ -209,6 +210,7 @@ class Bank:
         Examples
         --------
         >>> import numpy as np
+        >>> from nnnorm import Bank
         >>> Bank.of(np.eye(3)).embeddings().shape
         (3, 3)
         """
@@ -224,6 +226,7 @@ class Bank:
         Examples
         --------
         >>> import numpy as np
+        >>> from nnnorm import Bank
         >>> Bank.of(np.eye(3), counts=[3, 1, 1]).to_dict()["n_seen"]
         5
         """
@@ -263,6 +266,7 @@ class Bank:
         Examples
         --------
         >>> import numpy as np
+        >>> from nnnorm import Bank
         >>> bank = Bank.of(np.eye(3)[:2])
         >>> bank.add(np.eye(3))
         >>> len(bank), bank.counts.tolist()
@@ -285,6 +289,7 @@ class Bank:
         Examples
         --------
         >>> import numpy as np
+        >>> from nnnorm import Bank
         >>> bank = Bank.of(np.eye(3), times=["2026-05-01", "2026-05-02", "2026-05-03"])
         >>> bank.forget(before="2026-05-02")
         >>> len(bank)
@@ -368,6 +373,7 @@ class Bank:
         Examples
         --------
         >>> import numpy as np, tempfile
+        >>> from nnnorm import Bank
         >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "bank.safetensors"
         >>> Bank.of(np.eye(3)).save(path)
@@ -391,6 +397,7 @@ class Bank:
 
         Examples
         --------
+        >>> from nnnorm import Bank
         >>> Bank.load("nowhere.safetensors")
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bank file nowhere.safetensors; ...

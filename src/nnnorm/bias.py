@@ -62,6 +62,8 @@ class Popularity:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from nnnorm import Bias, Popularity
     >>> hubs = Bias(np.array([0.5, 0.25]), weight=0.5, method="nnn")
     >>> both = hubs + Popularity([0, 99], weight=0.02)
     >>> (-both.correction).round(3).tolist(), both.params["popularity_weight"]
@@ -127,6 +129,7 @@ class Bias:
     Examples
     --------
     >>> import numpy as np
+    >>> from nnnorm import Bias
     >>> bias = Bias(np.array([0.2, 0.4]), weight=0.5, method="nnn")
     >>> bias.correction.round(3).tolist()
     [0.1, 0.2]
@@ -272,6 +275,7 @@ class Bias:
         Examples
         --------
         >>> import numpy as np, tempfile
+        >>> from nnnorm import Bias
         >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "bias.safetensors"
         >>> Bias(np.array([0.1, 0.2]), 0.5, "nnn").save(path)
@@ -299,6 +303,7 @@ class Bias:
 
         Examples
         --------
+        >>> from nnnorm import Bias
         >>> Bias.load("nowhere.safetensors")
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bias file nowhere.safetensors; ...

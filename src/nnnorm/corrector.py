@@ -133,6 +133,8 @@ class Corrector:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from nnnorm import Corrector
     >>> rng = np.random.default_rng(0)
     >>> gallery, references, new, queries = (rng.normal(size=(n, 8)) for n in (40, 99, 5, 3))
     >>> corrector = Corrector.fit(gallery, references, normalize=True)
@@ -238,6 +240,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector, NNN
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
@@ -335,6 +339,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector, NNN
         >>> rng = np.random.default_rng(0)
         >>> gallery, old, new = (rng.normal(size=(n, 8)) for n in (40, 99, 99))
         >>> first = Corrector.fit(gallery, old, NNN(4, 0.5), normalize=True)
@@ -447,6 +453,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> corrector = Corrector.fit(gallery, references, normalize=True)
@@ -493,6 +501,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> stored = Corrector.fit(gallery, references, normalize=True).transform_items(gallery)
@@ -524,6 +534,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector, NNN
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> corrector = Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
@@ -558,6 +570,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector, search
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> corrector = Corrector.fit(gallery, references, normalize=True)
@@ -602,6 +616,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector, NNN, Popularity
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> corrector = Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
@@ -634,6 +650,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector
         >>> from nnnorm import calibrate, search
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
@@ -778,7 +796,9 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
         >>> import tempfile
+        >>> from nnnorm import Corrector
         >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "corrector.safetensors"
         >>> rng = np.random.default_rng(0)
@@ -809,6 +829,7 @@ class Corrector:
 
         Examples
         --------
+        >>> from nnnorm import Corrector
         >>> Corrector.load("nowhere.safetensors")
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no corrector file nowhere.safetensors; ...

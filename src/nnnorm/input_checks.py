@@ -187,7 +187,8 @@ def warn_of_items(
         return False
     warn(
         f"{references.name} are items, not queries: they can't be distinguished from rows of "
-        f"{gallery.name}, and they differ from {queries.name}; pass past queries instead"
+        f"{gallery.name}, and they differ from {queries.name}; pass past queries "
+        "instead, or did you swap gallery and queries?"
     )
     return True
 
@@ -249,14 +250,15 @@ def warn_of_mismatch(references: Embeddings, queries: Embeddings, gallery: Embed
         warn(
             f"{references.name} do not look like the queries (z = {z:.1f}; from one source, it is "
             f"below {MISMATCH_Z:g}), so a correction may make results worse; pass past queries "
-            f"from the same source and model{hint_of_swap(gallery, queries)}"
+            f"from the same source and model{hint_of_swap(queries, gallery)}"
         )
 
 
-def hint_of_swap(gallery: Embeddings, queries: Embeddings) -> str:
-    """Return a hint if the gallery looks like the queries, as after a swap; otherwise ""."""
-    is_like = mismatch_z(gallery, queries) < MISMATCH_Z
-    return f". The queries look like {gallery.name}: were the two swapped?" if is_like else ""
+def hint_of_swap(queries: Embeddings, gallery: Embeddings) -> str:
+    """Return a question if the gallery looks like the queries, as after a swap; otherwise ""."""
+    if mismatch_z(gallery, queries) >= MISMATCH_Z:
+        return ""
+    return f". The queries look like rows of {gallery.name}: did you swap gallery and past queries?"
 
 
 def _draw(rows: Embeddings, rng: np.random.Generator) -> FloatArray:

@@ -154,12 +154,12 @@ def test_the_gallery_as_its_own_bank_is_refused_as_in_a_fit(hubs):
 @pytest.mark.slow
 def test_a_bank_of_another_source_is_a_reason_not_to_trust_it(hubs):
     other = made._unit(hubs.references + hubs.references[3])
-    with pytest.warns(NNNormWarning, match="were the two swapped"):  # the gallery is like them
+    with pytest.warns(NNNormWarning, match="did you swap"):  # the gallery is like them
         found = check(hubs.gallery, other, **hubs.known)
     assert found.z > 4
     assert found.expectation == "unclear"
     assert "they don't resemble your queries, which may make results worse" in found.reasons
-    with pytest.warns(NNNormWarning, match="were the two swapped"):
+    with pytest.warns(NNNormWarning, match="did you swap"):
         unlabeled = check(hubs.gallery, other, queries=hubs.known["queries"])
     assert unlabeled.next[0].endswith("Corrector.fit(gallery, references, recent=queries)")
 

@@ -114,5 +114,5 @@ def test_a_name_stands_for_all_that_begin_so():
         "full-coco-image",
         "full-coco-text",
     ]
-    with pytest.raises(NNNormError, match="there is no table 'tables'; there are: image-ret"):
+    with pytest.raises(NNNormError, match="there is no table 'tables'; choose from: image-ret"):
         find_tables(["tables"])

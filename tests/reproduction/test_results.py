@@ -80,7 +80,7 @@ def test_a_figure_that_cannot_be_kept_is_a_figure_all_the_same(root):
     taken = next((root / "results").iterdir())
     taken.unlink()
     taken.mkdir()
-    with pytest.warns(NNNormWarning, match="a finished cell can't be kept"):
+    with pytest.warns(NNNormWarning, match="a finished cell can't be stored"):
         again, _ = run(root)
     assert again == first
 
@@ -96,14 +96,14 @@ from reproduction.run import Results, Runner, run_table
 
 root = Path(sys.argv[1])
 
-def say(text):
+def stop(text):
     if "(6 of" in text:
         print("waiting", flush=True)
         sys.stdin.read()
 
 runner = Runner(EmbeddingFolder(root).open, results=Results(root / "results"))
 (table,) = find_tables(["k-sweep-image"])
-run.say = say
+run.show_progress = stop
 run_table(runner, table)
 """
 

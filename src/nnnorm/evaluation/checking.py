@@ -420,7 +420,7 @@ def check(
     unrelated = asked if right is None else asked.subset(right.one_per_cluster)
     z = input_checks.mismatch_z(bank, unrelated)
     with_items = not allow_gallery_rows and input_checks.warn_of_items(bank, items, asked)
-    if z > input_checks.MISMATCH_WARNING_Z and (hint := input_checks.hint_of_swap(items, asked)):
+    if z > input_checks.MISMATCH_WARNING_Z and (hint := input_checks.hint_of_swap(asked, items)):
         warn(f"{bank.name} do not look like the queries{hint}")
     corrected, hits = run_search(bias)
     automatic = Measured(bias.method, dict(bias.params), **measure(corrected, hits))
