@@ -295,13 +295,14 @@ def tables(results: dict[str, Any]) -> str:
         f"\n{recent_tables(results['recent'])}\n\n"
         "### Queries that ask for a part of the gallery\n\n"
         "Past queries and traffic ask for a random part of the items. *Different top-1 items* is\n"
-        "their number over all test queries, as a share of the largest possible number. *Likely to\n"
-        "help* counts the draws for which `check` prints this without labels. *Gain* is the mean\n"
-        "over all draws and, in parentheses, the worst.\n"
+        "how many items are top-1 for some test query, relative to the maximum. *Likely to help*\n"
+        "counts the draws for which `check` prints this without labels. *Gain* is the mean over\n"
+        "draws and, in parentheses, the worst.\n"
         f"\n{parts_table(results['parts'])}\n\n"
         "### Items passed as past queries\n\n"
         "How often nnnorm warns if the past queries are items, items with noise, or 40 % items,\n"
-        "and how often it wrongly warns about own queries. *With queries*, it also gets 64 queries.\n"
+        "and how often own queries are mistaken for items. *With queries*, nnnorm also gets 64\n"
+        "queries.\n"
         f"\n{items_tables(results['items'])}\n"
     )
 
