@@ -103,7 +103,7 @@ def test_finished_cells_are_kept_beside_the_embeddings_and_taken_up(tmp_path):
     assert again.stdout == first.stdout
 
 
-def test_a_failed_cell_is_said_after_everything_else_is_written(tmp_path):
+def test_failed_cells_are_reported_after_all_other_output(tmp_path):
     root = make_paper_folder(tmp_path, models=("clip", "siglip"))
     rows = np.load(root / "siglip/coco/images.npy")
     rows[-1] = 0  # an image of the test part
@@ -204,7 +204,7 @@ def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, arguments, words):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_nothing_is_there_the_command_that_makes_it_is_said(tmp_path):
+def test_a_missing_file_is_reported_with_the_command_that_creates_it(tmp_path):
     result = reproduce("--table", "k-sweep-image", "--embeddings", tmp_path)
     assert_fails(result, "nothing of table k-sweep-image can be measured")
     words = " ".join(result.stderr.split())

@@ -75,7 +75,7 @@ def test_a_damaged_cell_is_measured_again(root, content):
     assert again == first
 
 
-def test_a_figure_that_cannot_be_kept_is_a_figure_all_the_same(root):
+def test_a_result_that_cannot_be_stored_is_still_returned(root):
     first, _ = run(root)
     taken = next((root / "results").iterdir())
     taken.unlink()
@@ -109,7 +109,7 @@ run_table(runner, table)
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_where_it_was(root):
+def test_a_killed_run_continues(root):
     environment = {**os.environ, "PYTHONPATH": f"{SOURCE / 'src'}:{SOURCE}"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(

@@ -97,7 +97,7 @@ def test_a_tuned_cell_is_tuned_as_the_authors_do_and_measured_on_test(
     assert runner.measure(there).value == pytest.approx(expected)
 
 
-def test_a_loss_is_printed_as_a_loss_and_our_own_rule_stands_beside_it():
+def test_a_loss_is_printed_next_to_the_result_of_the_other_rule():
     losing = Losing()
     recalls = authors_selection(
         losing.task("image", "test"), losing.references("own", "texts", 1.0)
