@@ -110,7 +110,7 @@ def test_embeddings_are_not_a_bias(tmp_path):
 def test_a_bias_prints_in_one_line_whatever_its_size(small):
     bias = NNN(reference_k=5, alpha=0.75).fit(small.gallery, small.references)
     assert repr(bias) == (
-        "Bias(nnn: 23 items, 57 references, weight=0.75, reference_k=5, solver=exact)"
+        "Bias(nnn: 23 items, 57 past queries, weight=0.75, reference_k=5, solver=exact)"
     )
     assert len(repr(Bias(np.zeros(100_000), 1.0, "is", {"beta": 20.0}))) < 100
 

@@ -198,7 +198,7 @@ def test_a_device_that_is_missing_is_named(problem, device):
 @pytest.mark.parametrize("solver", ["auto", "exact", "torch", "approximate"])
 def test_more_references_than_there_are_is_one_sentence_with_every_solver(solver):
     rows = np.random.default_rng(0).normal(size=(5, 8))
-    with pytest.raises(NNNormError, match="reference_k is 6, but there are only 5 references"):
+    with pytest.raises(NNNormError, match="reference_k is 6, but there are only 5 past queries"):
         CSLS(reference_k=6).fit(rows[:3], rows, solver=solver, normalize=True)
 
 

@@ -157,7 +157,7 @@ class Bank:
         return len(self._kept.rows)
 
     def __repr__(self) -> str:
-        facts = [f"{describe_unique(len(self), self.is_sample)} of {self.n_seen:,} queries"]
+        facts = [f"{describe_unique(len(self), self.is_sample)} of {self.n_kept:,} queries"]
         facts.append(f"dim {self.dim}")
         if self.normalized:
             facts.append("normalized")
@@ -173,7 +173,12 @@ class Bank:
     @property
     def is_sample(self) -> bool:
         """Whether the bank is a random sample of the unique queries."""
-        return int(self._kept.counts.sum()) < self.n_seen - self.n_forgotten
+        return int(self._kept.counts.sum()) < self.n_kept
+
+    @property
+    def n_kept(self) -> int:
+        """Number of past queries without forgotten ones."""
+        return self.n_seen - self.n_forgotten
 
     @property
     def rows(self) -> FloatArray:
@@ -216,8 +221,7 @@ class Bank:
         """
         if self._opened is None:
             opened = open_embeddings(self.rows, name="references", normalize=self.normalized)
-            n_queries = self.n_seen - self.n_forgotten
-            self._opened = replace(opened, counts=self.counts, n_queries=n_queries)
+            self._opened = replace(opened, counts=self.counts, n_queries=self.n_kept)
         return self._opened
 
     def to_dict(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.dedup import describe_size
 from nnnorm.embeddings import Embeddings, FloatArray
 from nnnorm.errors import NNNormError, check_number, check_type, first_line
 from nnnorm.files import load_record, save_record
@@ -171,7 +172,7 @@ class Bias:
         for name, value in shown.items():
             if isinstance(value, int | float | str):
                 settings += f", {name}={value:{'.4g' if isinstance(value, float) else ''}}"
-        bank = "" if self.n_references is None else f", {self.n_references:,} references"
+        bank = f", {self.past_queries}" if self.n_references else ""
         return f"Bias({self.method}: {len(self):,} items{bank}, {settings})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -221,6 +222,12 @@ class Bias:
         """Number of references averaged per item; None for methods that don't average any."""
         reference_k = self.params.get("reference_k")
         return None if reference_k is None else int(reference_k)
+
+    @property
+    def past_queries(self) -> str:
+        """The number of past queries in words: ``600 past queries (593 unique)``."""
+        is_sample = self.params.get("references_sampled", False)
+        return describe_size(self.n_references or 0, self.params.get("n_unique"), is_sample)
 
     def fits(self, gallery: Embeddings) -> bool:
         """Whether this bias was fitted on this gallery, by size and fingerprint."""

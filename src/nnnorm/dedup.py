@@ -377,8 +377,8 @@ def describe_unique(n_unique: int, sampled: bool = False) -> str:
 
 
 def describe_size(n_references: int, n_unique: int | None, sampled: bool = False) -> str:
-    """Describe a number of references: ``500 references (412 unique)``."""
-    size = f"{n_references:,} references"
+    """Describe a number of past queries: ``500 past queries (412 unique)``."""
+    size = f"{n_references:,} past queries"
     if n_unique is None or n_unique == n_references:
         return size
     return f"{size} ({describe_unique(n_unique, sampled)})"

@@ -432,9 +432,8 @@ def check_same_dim(first: Embeddings, second: Embeddings) -> None:
     """Raise an error unless both have the same number of columns."""
     if first.dim != second.dim:
         raise NNNormError(
-            f"{first.name} and {second.name} must have the same dimension; got {first.name} "
-            f"{first.shape} and {second.name} {second.shape}. Were they encoded by different "
-            "models?"
+            f"{first.name} and {second.name} must have the same dimension; got shapes "
+            f"{first.shape} and {second.shape}. Were they encoded by different models?"
         )
 
 

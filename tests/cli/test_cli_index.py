@@ -79,7 +79,7 @@ def test_items_come_and_go(data):
     assert read("add", *new, "--ids", "ids.npy")["added"] == N_NEW
     found = read("search", "faiss:photos", *QUERIES)["ids"]
     assert found == exact(data, with_new=True).indices.tolist()
-    assert_fails(run("index", "add", *new, "--ids", "ids.npy"), "use upsert")
+    assert_fails(run("index", "add", *new, "--ids", "ids.npy"), "use upsert (--replace)")
     assert read("add", *new, "--ids", "ids.npy", "--replace")["added"] == 0
     with open("gone.txt", "w") as file:
         file.write("3\n7\n3\n9999\n")

@@ -58,6 +58,7 @@ class IndexConfig:
     rotated: bool
     previous: int | None = None
     popularity: float | None = None
+    alpha: float | None = None  # differs from the weight if there are groups
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any], name: str) -> "IndexConfig":
@@ -154,6 +155,7 @@ def describe_corrector(corrector: Corrector) -> dict[str, Any]:
         "corrector": corrector.fingerprint,
         "method": bias.method,
         "weight": bias.weight,
+        "alpha": bias.params.get("alpha"),
         "reference_k": bias.params.get("reference_k"),
         "dim": corrector.dim,
         "unit": corrector.unit or corrector.normalize,
@@ -205,6 +207,7 @@ class CollectionInfo:
     corrector: str
     method: str
     weight: float
+    alpha: float | None
     mode: Mode
     can_roll_back: bool
     is_rolled_back: bool

@@ -103,7 +103,7 @@ class CorrectedIndex:
         config = self.config
         with self.backend.translating():
             older, newer = self._neighbors(self._state)
-        shared = ("dim", "version", "corrector", "method", "weight", "mode")
+        shared = ("dim", "version", "corrector", "method", "weight", "alpha", "mode")
         return CollectionInfo(
             name=self.backend.name,
             n_items=len(self),

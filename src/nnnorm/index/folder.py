@@ -62,7 +62,7 @@ class Loaded:
 class FolderBackend(Backend):
     """An index in a folder, or in memory."""
 
-    filters = "a list of ids or a mapping of metadata, also in JSON, or a function of metadata"
+    filters = 'a list of ids or metadata such as {"year": 2007}, also in JSON, or a function'
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         super().__init__(place, **options)

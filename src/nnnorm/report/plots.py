@@ -18,6 +18,7 @@ import numpy.typing as npt
 from nnnorm.calibration import Calibration
 from nnnorm.errors import NNNormError, require
 from nnnorm.evaluation import Audit, Cell, Comparison, Tuning, expect_occurrences
+from nnnorm.evaluation.hubness import name_places
 from nnnorm.files import write_whole
 from nnnorm.methods import NNN, describe_setting, label_method
 from nnnorm.report.tables import MANY_QUERIES
@@ -135,7 +136,7 @@ def plot_occurrences(
     where: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": "top"}
     where["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the grid
     axes.text(0.99, 0.97, f"never: {never} of {n_items:,} items", fontweight="bold", **where)
-    places = "top-1" if k == 1 else f"in the top {k}"
+    places = name_places(k)
     steps = "" if width == 1 else f" in steps of {width} queries"
     title = title or f"How often each of {n_items:,} items is {places}"
     label_axes(axes, title, f"queries for which the item is {places}", f"items{steps}, log scale")
