@@ -239,8 +239,8 @@ def tables(results: dict[str, Any]) -> str:
     cells, lines = results["cells"], []
     means = {name: {c: mean_of(cells, name, c) for c in COLUMNS} for name in SETS}
     for name, row in means.items():
-        right = mean_of(cells, name, "right")
-        lines.append((NAMES[name], f"{right:.0%}", *(show(row[column]) for column in COLUMNS)))
+        right = f"{100 * mean_of(cells, name, 'right'):.0f} %"
+        lines.append((NAMES[name], right, *(show(row[column]) for column in COLUMNS)))
     overall = [np.mean([row[column] for row in means.values()]) for column in COLUMNS]
     lines.append(("mean", "", *map(show, overall)))
     parts = [table(("set", "first hit right", *SHOWN), lines)]
@@ -256,7 +256,7 @@ def tables(results: dict[str, Any]) -> str:
                 f"{mean['n_test']:,.0f}",
                 show(mean["ece"]),
                 show(mean["by_chance"]),
-                f"{np.mean([one['unlabeled'] for one in of_set]):.1%}",
+                f"{100 * np.mean([one['unlabeled'] for one in of_set]):.1f} %",
             )
         )
     columns = ("set", "test queries", "ECE", "ECE by chance", "below the 5 % bound")

@@ -45,10 +45,10 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
     parser = argparse.ArgumentParser(
         prog="python -m reproduction",
-        description="List the paper's tables, or measure some and show them next to the paper's.",
+        description="List the paper's tables, or compute some and print them next to the paper's.",
     )
     add = parser.add_argument
-    add("--table", action="append", metavar="NAME", help="table to measure; repeatable")
+    add("--table", action="append", metavar="NAME", help="table to compute; repeatable")
     add("--embeddings", type=Path, metavar="DIR", help="folder of lists and embeddings")
     add("--models", type=Path, metavar="TOML", help="encode what is missing with these models")
     add("--encoder", action="append", default=[], metavar="clip=MODEL", help="the same, for one")
@@ -112,7 +112,7 @@ def run(given: argparse.Namespace) -> None:
     report.check_measured()
     report.deliver(given)
     if kept is not None and kept.n_found:
-        print(f"{kept.n_found} figures were there; {kept.n_kept} were measured", file=sys.stderr)
+        print(f"{kept.n_found} results were reused; {kept.n_kept} were computed", file=sys.stderr)
     report.check_failures(kept is not None)
 
 
@@ -166,7 +166,7 @@ class Report:
         if not self.tables:
             reason = _find_reason([cell for _, cell in self._cells])
             raise NNNormError(
-                f"nothing of table {self._cells[0][0]} can be measured: {reason}. "
+                f"nothing of table {self._cells[0][0]} can be computed: {reason}. "
                 "--models TOML or --encoder clip=MODEL encodes what is missing"
             )
 
@@ -175,7 +175,7 @@ class Report:
         failed = [(name, cell) for name, cell in self._cells if cell.failed]
         if failed:
             name, first = failed[0]
-            kept = "are kept; the same command measures only these again" if are_kept else "stand"
+            kept = "are kept; the same command computes only these again" if are_kept else "stand"
             raise NNNormError(
                 f"{len(failed)} of {len(self._cells)} cells failed, the first in table {name}, "
                 f"{first.row}, {first.column}: {first.failed}. All other figures {kept}"

@@ -97,9 +97,9 @@ def test_finished_cells_are_kept_beside_the_embeddings_and_taken_up(tmp_path):
     root = make_paper_folder(tmp_path)
     asked = ["--table", "k-sweep-image", "--embeddings", root]
     first = reproduce(*asked)
-    assert "figures were there" not in first.stderr
+    assert "results were reused" not in first.stderr
     again = reproduce(*asked)
-    assert "8 figures were there; 0 were measured" in again.stderr
+    assert "8 results were reused; 0 were computed" in again.stderr
     assert again.stdout == first.stdout
 
 
@@ -114,7 +114,7 @@ def test_a_failed_cell_is_said_after_everything_else_is_written(tmp_path):
     words = " ".join(result.stderr.split())
     assert "Error: 8 of 112 cells failed, the first in table k-sweep-image, SigLIP, orig" in words
     assert "is all zeros" in words
-    assert "are kept; the same command measures only these again" in words
+    assert "are kept; the same command computes only these again" in words
     (printed,) = json.loads(result.stdout)
     clip = [cell for cell in printed["cells"] if cell["row"] == "CLIP"]
     assert all(cell["figure"] for cell in clip)
@@ -124,7 +124,7 @@ def test_a_failed_cell_is_said_after_everything_else_is_written(tmp_path):
     np.save(root / "siglip/coco/images.npy", np.load(root / "clip/coco/images.npy"))
     again = reproduce(*asked)
     assert again.code == 0
-    assert "8 figures were there; 8 were measured" in again.stderr
+    assert "8 results were reused; 8 were computed" in again.stderr
 
 
 def test_a_table_without_material_is_left_out_of_several(tmp_path):
@@ -206,7 +206,7 @@ def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, arguments, words):
 
 def test_where_nothing_is_there_the_command_that_makes_it_is_said(tmp_path):
     result = reproduce("--table", "k-sweep-image", "--embeddings", tmp_path)
-    assert_fails(result, "nothing of table k-sweep-image can be measured")
+    assert_fails(result, "nothing of table k-sweep-image can be computed")
     words = " ".join(result.stderr.split())
     assert "there is no coco.json" in words
     assert "--models TOML or --encoder clip=MODEL encodes what is missing" in words

@@ -39,7 +39,7 @@ def test_smaller_shares_are_pictures_with_all_their_captions(shapes):
 
 
 def test_what_other_data_lack_is_said(shapes):
-    with pytest.raises(NotThere, match="shapes has no pictures in its other bank"):
+    with pytest.raises(NotThere, match="the other bank of `shapes` contains no pictures"):
         shapes.references("other", "images", 1.0)
 
 

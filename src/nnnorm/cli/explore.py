@@ -75,4 +75,4 @@ def _print_progress(done: int, total: int) -> None:
     """Print a line of progress every few seconds, if stderr isn't a terminal."""
     if time.monotonic() - _LAST_LINE[0] >= _SECONDS:
         _LAST_LINE[0] = time.monotonic()
-        print(f"Scoring: {done / total:.0%} of this pass", file=sys.stderr, flush=True)
+        print(f"Scoring: {100 * done / total:.0f} % of this pass", file=sys.stderr, flush=True)
