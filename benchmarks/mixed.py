@@ -255,7 +255,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 # --- tables --------------------------------------------------------------------------------------
 
 
-SHOWN = ("Unsplash, 16 past queries", "Unsplash, 64 past queries")
+SHOWN = ("Unsplash, 16 past queries",)
 
 
 def tables(results: dict[str, Any]) -> str:
