@@ -349,7 +349,7 @@ def test_a_refit_chooses_the_numbers_again_and_reports_how_far_values_moved(made
     assert first.refit_report is None
     moved = second.refit_report
     assert 0.5 < moved.correlation < 1
-    assert 0 < moved.changed_first_places < 0.5
+    assert 0 < moved.changed_top1 < 0.5
     before, after = (float(one.bias.correction.mean()) for one in (first, second))
     assert moved.mean_shift == pytest.approx(after - before, abs=1e-5)
     assert (moved.n_items, moved.n_queries) == (100, len(second.references))
@@ -360,7 +360,7 @@ def test_a_refit_takes_a_gallery_that_has_grown_and_keeps_the_second_bank(made):
     second = first.refit(made.references, gallery=np.concatenate([made.gallery, made.new]))
     assert len(second.bias) == 160
     np.testing.assert_array_equal(second.gallery_references, first.gallery_references)
-    with pytest.raises(NNNormError, match=r"same dimension; got gallery \(100, 12\)"):
+    with pytest.raises(NNNormError, match=r"same dimension; got shapes \(100, 12\)"):
         first.refit(made.references, gallery=made.gallery[:, :12])
 
 
@@ -373,7 +373,7 @@ def test_a_refit_with_the_same_bank_moves_nothing(made):
         moved = again.refit_report
         assert moved.correlation == pytest.approx(1)
         assert moved.mean_shift == pytest.approx(0, abs=1e-6)
-        assert moved.changed_first_places == 0
+        assert moved.changed_top1 == 0
 
 
 def test_a_refit_of_raw_inner_products_is_silent_about_norms(made):

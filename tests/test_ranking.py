@@ -238,7 +238,7 @@ def test_the_published_dual_dis_takes_no_weight(small):
         search(small.queries, small.gallery, bias, weight=0.5)
 
 
-def test_a_bias_must_be_one(small):
+def test_other_things_than_a_bias_are_rejected(small):
     with pytest.raises(NNNormError, match=r"must be a Bias, .* Bias\.load\(path\); got str"):
         search(small.queries, small.gallery, "bias.safetensors")
     with pytest.raises(NNNormError, match=r"weight must be a number from .*; got 1e"):
@@ -261,7 +261,7 @@ def test_a_bias_from_ready_scores_fits_any_gallery_of_its_size(small):
 
 @pytest.mark.parametrize("ids", [np.arange(23) + 100, [f"photo-{n}" for n in range(23)]])
 @pytest.mark.parametrize("gated", [False, True])
-def test_ids_name_the_items_that_come_back_and_survive_the_disk(small, tmp_path, ids, gated):
+def test_a_ranking_has_the_ids_of_its_hits_and_saves_them(small, tmp_path, ids, gated):
     bias = InvertedSoftmax(gated=gated).fit(small.gallery, small.references)
     found = search(small.queries, small.gallery, bias, k=3, ids=ids)
     np.testing.assert_array_equal(found.ids, np.asarray(ids)[found.indices])

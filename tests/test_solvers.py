@@ -198,7 +198,7 @@ def test_a_device_that_is_missing_is_named(problem, device):
 @pytest.mark.parametrize("solver", ["auto", "exact", "torch", "approximate"])
 def test_more_references_than_there_are_is_one_sentence_with_every_solver(solver):
     rows = np.random.default_rng(0).normal(size=(5, 8))
-    with pytest.raises(NNNormError, match="reference_k is 6, but there are only 5 references"):
+    with pytest.raises(NNNormError, match="reference_k is 6, but there are only 5 past queries"):
         CSLS(reference_k=6).fit(rows[:3], rows, solver=solver, normalize=True)
 
 
@@ -211,6 +211,6 @@ def test_more_references_than_there_are_is_one_sentence_with_every_solver(solver
         (DN(), {"solver": "approximate"}, "which method dn does not use; leave out solver"),
     ],
 )
-def test_what_can_not_be_is_one_sentence(problem, method, options, words):
+def test_invalid_solvers_and_budgets_are_rejected(problem, method, options, words):
     with pytest.raises(NNNormError, match=words):
         method.fit(*problem, **options)

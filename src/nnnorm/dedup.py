@@ -4,13 +4,13 @@ Query logs repeat queries. Without this step, the k best references of a popular
 copies of one query, and its bias would measure popularity.
 
 A row is a copy if it equals an earlier row, or if its cosine with an earlier unique row is above
-`NEAR_COPY` (a near copy). A hash finds equal rows. Near copies are searched for if there are at
-most 32,768 rows, or if a random row has at least two near copies on average. With fewer near
-copies, popular queries hardly change a mean, and the search takes as long as scoring 2,000 items.
+`NEAR_COPY` (a near-duplicate). A hash finds equal rows. Near-duplicates are searched for if there
+are at most 32,768 rows, or if a random row has at least two of them on average. With fewer, popular
+queries hardly change a mean, and the search takes as long as scoring 2,000 items.
 
 Up to 4,096 rows, every row is compared with all others. With more rows, they are projected to 64
 dimensions and clustered into about √n cells, and a new row is compared only with the unique rows of
-about 10 cells close to it. The time grows with n·√n, and a few percent of the near copies are
+about 10 cells close to it. The time grows with n·√n, and a few percent of the near-duplicates are
 missed.
 """
 
@@ -34,7 +34,7 @@ Half: TypeAlias = npt.NDArray[np.float16]
 NEAR_COPY = 0.88
 
 _EXACT_ROWS = 4096
-# Near copies are searched for with at most this many rows, or at least this many near copies per
+# Near-duplicates are searched for with at most this many rows, or at least this many of them per
 # sampled row. `_N_SAMPLED` rows are compared with `_N_COMPARED`.
 _FEW_ROWS, _FEW_COPIES = 2**15, 2.0
 _N_SAMPLED, _N_COMPARED = 512, 2**14
@@ -291,7 +291,7 @@ def unique_rows(references: Embeddings, progress: Progress | None = None) -> Ref
         order = np.argsort(rows)
         rows, counts = rows[order], counts[order]
         has_copies = len(rows) <= _FEW_ROWS
-        if not has_copies:  # estimate the number of near copies of a random row
+        if not has_copies:  # estimate the number of near-duplicates of a random row
             rng, n_drawn = np.random.default_rng(0), min(len(rows), _N_COMPARED)
             units = as_units(references.take(rng.choice(rows, n_drawn, replace=False)))
             n_near = np.count_nonzero(units[:_N_SAMPLED] @ units.T > NEAR_COPY) - _N_SAMPLED
@@ -377,8 +377,8 @@ def describe_unique(n_unique: int, sampled: bool = False) -> str:
 
 
 def describe_size(n_references: int, n_unique: int | None, sampled: bool = False) -> str:
-    """Describe a number of references: ``500 references (412 unique)``."""
-    size = f"{n_references:,} references"
+    """Describe a number of past queries: ``500 past queries (412 unique)``."""
+    size = f"{n_references:,} past queries"
     if n_unique is None or n_unique == n_references:
         return size
     return f"{size} ({describe_unique(n_unique, sampled)})"

@@ -185,6 +185,8 @@ class Embeddings(StoredMatrix):
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import open_embeddings
         >>> open_embeddings(np.array([[3.0, 4.0], [0.0, 1.0]]), normalize=False).norm_range
         (1.0, 5.0)
         """
@@ -242,6 +244,8 @@ class Embeddings(StoredMatrix):
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import open_embeddings
         >>> open_embeddings(np.eye(2)).mean().tolist()
         [0.5, 0.5]
         """
@@ -317,6 +321,7 @@ def open_embeddings(
     Examples
     --------
     >>> import numpy as np
+    >>> from nnnorm import open_embeddings
     >>> open_embeddings(np.eye(3), name="gallery").shape
     (3, 3)
     >>> open_embeddings(np.ones((2, 4)), normalize=True).rows(0, 1).tolist()
@@ -372,8 +377,8 @@ def _read_source(
         raise NNNormError(f"{name} is a masked array; fill it or drop the masked rows first")
     else:
         try:
-            is_foreign = not hasattr(source, "__array__") and hasattr(source, "__dlpack__")
-            parts = [np.from_dlpack(source) if is_foreign else np.asarray(source)]
+            has_dlpack_only = not hasattr(source, "__array__") and hasattr(source, "__dlpack__")
+            parts = [np.from_dlpack(source) if has_dlpack_only else np.asarray(source)]
         except Exception as error:  # each array library raises its own errors
             raise NNNormError(
                 f"{name} can't be read as a numpy array ({type(source).__name__}: "
@@ -427,9 +432,8 @@ def check_same_dim(first: Embeddings, second: Embeddings) -> None:
     """Raise an error unless both have the same number of columns."""
     if first.dim != second.dim:
         raise NNNormError(
-            f"{first.name} and {second.name} must have the same dimension; got {first.name} "
-            f"{first.shape} and {second.name} {second.shape}. Were they encoded by different "
-            "models?"
+            f"{first.name} and {second.name} must have the same dimension; got shapes "
+            f"{first.shape} and {second.shape}. Were they encoded by different models?"
         )
 
 

@@ -34,6 +34,8 @@ MISMATCH_WARNING_Z = 4.0
 QUERIES_Z = 4.0
 # With fewer past queries, neither hubs nor mismatches can be measured.
 FEW_QUERIES = 16
+# If halves of the past queries agree less than this, their biases are mostly noise.
+LEAST_RELIABLE = 0.5
 
 # The start of the warning of `warn_of_items` if there are no queries to compare with.
 LIKE_ITEMS = ".* look like items of"
@@ -188,8 +190,8 @@ def warn_of_items(
         return False
     warn(
         f"{references.name} are items, not queries: they can't be distinguished from rows of "
-        f"{gallery.name}, and they differ from {queries.name}; pass past queries "
-        "instead, or did you swap gallery and queries?"
+        f"{gallery.name}, and they differ from {queries.name}; pass past queries instead. Or did "
+        "you swap gallery and queries?"
     )
     return True
 
@@ -273,7 +275,8 @@ def _draw(rows: Embeddings, rng: np.random.Generator) -> FloatArray:
 
 
 def describe_reliability(reliability: float, n_queries: int) -> str:
-    """Describe the reliability, and the number of unique queries it was measured on."""
+    """The reliability, and what it means if it is low."""
     if n_queries < FEW_QUERIES:
-        return f"too few past queries ({n_queries} unique; {FEW_QUERIES} are needed)"
-    return f"{reliability:.2f}, measured on {n_queries:,} unique queries"
+        return f"{n_queries} past queries are too few; {FEW_QUERIES} are needed"
+    is_noise = reliability < LEAST_RELIABLE
+    return f"{reliability:.2f}{': the bias is mostly noise' if is_noise else ''}"

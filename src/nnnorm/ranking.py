@@ -68,6 +68,16 @@ class Ranking:
     parents : ndarray, shape (n_queries, k), or None
         The document of each hit, if items are chunks of documents. Then `indices` and `ids` are
         those of the document's best chunk.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm import search
+    >>> ranking = search(np.eye(2), np.eye(2), k=1, ids=["cat", "dog"])
+    >>> ranking
+    Ranking(2 queries, k=1, with ids)
+    >>> list(ranking)
+    [[('cat', 1.0)], [('dog', 1.0)]]
     """
 
     scores: FloatArray
@@ -108,6 +118,7 @@ class Ranking:
         Examples
         --------
         >>> import numpy as np, tempfile
+        >>> from nnnorm import Ranking, search
         >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "ranking.npz"
         >>> search(np.eye(2), np.eye(2), k=1).save(path)
@@ -134,6 +145,7 @@ class Ranking:
 
         Examples
         --------
+        >>> from nnnorm import Ranking
         >>> Ranking.load("nowhere.npz")
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no ranking file nowhere.npz; ...
@@ -211,6 +223,7 @@ def search(
     Examples
     --------
     >>> import numpy as np
+    >>> from nnnorm import Bias, search
     >>> gallery, queries = np.array([[1.0, 0.0], [0.6, 0.8]]), np.array([[0.96, 0.28]])
     >>> search(queries, gallery, k=1).indices.tolist()
     [[0]]
@@ -320,6 +333,8 @@ def score_matrix(
     Examples
     --------
     >>> import numpy as np
+    >>> from nnnorm import Bias
+    >>> from nnnorm.ranking import score_matrix
     >>> score_matrix(np.eye(2), np.eye(2), Bias(np.array([0.5, 0.0]), 1.0, "nnn")).tolist()
     [[0.5, 0.0], [-0.5, 1.0]]
     """
@@ -475,6 +490,7 @@ def rerank(
 
     Examples
     --------
+    >>> from nnnorm import rerank
     >>> found = rerank([[7, 3]], [[0.75, 0.5]], [[1.0, 0.0]], weight=0.5, bias_range=(0, 1), k=1)
     >>> found.ids.tolist(), found.certain.tolist()
     ([[3]], [True])

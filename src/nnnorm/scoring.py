@@ -459,9 +459,9 @@ def draw_rows(n_rows: int, most: int, rng: np.random.Generator | None = None) ->
 
 def count_threads() -> int:
     """Return OMP_NUM_THREADS if it is set, otherwise the number of available cores."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdigit() and int(given) > 0:
+        return int(given)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

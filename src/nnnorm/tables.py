@@ -329,7 +329,8 @@ def _read_numbers(values: Any, read: Callable[[Any], float], what: str, start: i
         with suppress(TypeError, ValueError):
             numbers[place] = read(value)
         if not math.isfinite(numbers[place]):
-            raise NNNormError(f"{what}; row {start + place} has {value!r}")
+            got = f"row {start + place} has" if len(array) > 1 else "got"
+            raise NNNormError(f"{what}; {got} {value!r}")
     return numbers
 
 

@@ -250,7 +250,7 @@ def test_the_list_to_remove_is_text_or_json(tmp_path):
 def test_the_table_counts_verdicts_and_says_when_the_budget_is_used_up():
     outliers = (Outlier(1, "b", "remove", ("x", "y"), 20.0, {}),)
     table = tabulate_scan(Scan(outliers, np.zeros(2), {}, 2, 99, 1))
-    assert table.title == "1 to remove among 2 items, by 99 references"
+    assert table.title == "1 to remove among 2 items"
     assert table.rows == (("b", "20.0", "remove", "x; y"),)
     assert "All 1 alerts of the budget are used" in table.notes[0]
     assert tabulate_scan(Scan(outliers, np.zeros(2), {}, 2, 99, 2)).notes == ()
@@ -263,7 +263,7 @@ def test_the_table_counts_verdicts_and_says_when_the_budget_is_used_up():
         (lambda g, b, c: nnnorm.scan(g, b, corrector=c), "got both"),
         (
             lambda g, b, c: screen(c, g[:, :32]),
-            "items and references must have the same dimension; got items",
+            "items and references must have the same dimension; got shapes",
         ),
         (lambda g, b, c: nnnorm.scan(g[:, :32], b), "must have the same dimension"),
         (lambda g, b, c: screen(c, g[:0]), "items must have at least one row"),

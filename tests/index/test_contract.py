@@ -171,7 +171,7 @@ def test_an_index_knows_its_corrector(case, tmp_path):
         with pytest.raises(nnnorm.NNNormError, match="built by corrector"):
             same_place(index, made.correctors[1])
         without = same_place(index)
-        with pytest.raises(nnnorm.NNNormError, match="open it with open_index"):
+        with pytest.raises(nnnorm.NNNormError, match=r"with its corrector .*open_index"):
             without.add(made.items[70:71], ids=["70"])
         own = same_place(index, made.correctors[0])
         index.refresh(made.correctors[1])
@@ -279,7 +279,7 @@ def test_an_index_is_verified(case, tmp_path):
             index.backend.upsert(version, stored)
         index.reload()
         problems = verify_index(index, made.queries).problems
-        assert any("bias" in one or "unit norm" in one for one in problems)
+        assert any("bias" in one or "norms" in one for one in problems)
 
 
 @parametrize(CASES)

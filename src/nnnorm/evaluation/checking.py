@@ -50,8 +50,6 @@ _EXPECTATIONS = {
     "unclear": "Unclear whether it helps",
     "unknown": "Too little data to see an effect",
 }
-# With less reliable past queries, the bias is mostly noise.
-_LEAST_RELIABLE = 0.5
 # Six changes, all for the better, are the fewest that pass a sign test.
 _FEWEST_CHANGED = 6
 # If none of so many queries change, fewer than 1 % of all queries do (95 %).
@@ -527,7 +525,7 @@ def _expect(
     if n_unique < _FEW:
         few = "they" if n_unique == bias.n_references else f"{n_unique:,} unique queries"
         reasons.append(f"{few} are too few for more than a small gain")
-    elif reliability < _LEAST_RELIABLE:
+    elif reliability < input_checks.LEAST_RELIABLE:
         reasons.append("they can't distinguish hubs from noise")
     if measured.moved < _LEAST_MOVED and min(n_unique, n_queries) < _FEW:
         return "unknown", tuple(reasons)

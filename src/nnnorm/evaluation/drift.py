@@ -18,7 +18,7 @@ from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector, open_corrector
 from nnnorm.dedup import drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
-from nnnorm.errors import NNNormError, quiet, warn
+from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness, places_to_count
 from nnnorm.evaluation.results import Record
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
@@ -56,10 +56,11 @@ class Drift(Record):
     agreement: float | None
     hub_share: float
     hub_share_uncorrected: float
-    hub_share_refitted: float | None
+    hub_share_refitted: float
     n_queries: int
     n_references: int
     n_items: int
+    k: int  # hits of each query that were counted
 
     @property
     def exit_code(self) -> int:
@@ -104,13 +105,11 @@ def measure_drift(
     with quiet():
         old = corrector.bias_for(items, groups=groups)
         agreement = _agreement(corrector, old, items, some)
-        refitted = None
-        if len(asked) >= _FEW_QUERIES:
-            # Each half of the queries is searched with the biases from the other half.
-            halves = np.array_split(np.random.default_rng(0).permutation(len(asked)), 2)
-            known = [asked.subset(half[: _MOST_COMPARED // 2]) for half in halves[::-1]]
-            biases = [_refit(corrector, half, items, groups) for half in known]
-            refitted = hub_share(*zip(map(asked.subset, halves), biases, strict=True))
+        # Each half of the queries is searched with the biases from the other half.
+        halves = np.array_split(np.random.default_rng(0).permutation(len(asked)), 2)
+        known = [asked.subset(half[: _MOST_COMPARED // 2]) for half in halves[::-1]]
+        biases = [_refit(corrector, half, items, groups) for half in known]
+        refitted = hub_share(*zip(map(asked.subset, halves), biases, strict=True))
     verdict, reasons = _choose_verdict(z, agreement)
     return Drift(
         verdict=verdict,
@@ -122,8 +121,9 @@ def measure_drift(
         hub_share_uncorrected=hub_share((asked, None)),
         hub_share_refitted=refitted,
         n_queries=len(asked),
-        n_references=len(corrector.bank),
+        n_references=corrector.bias.n_references or len(corrector.bank),
         n_items=len(items),
+        k=k,
     )
 
 
@@ -141,18 +141,15 @@ def _choose_verdict(z: float, agreement: float | None) -> tuple[Verdict, tuple[s
 
 
 def _measure_z(bank: Embeddings, queries: Embeddings) -> float:
-    """Return z, or raise an error if there are too few different rows to compute it."""
+    """Compute z, or raise an error: with too few queries, no verdict is possible."""
     z = mismatch_z(bank, queries)
     with quiet():
         n_queries, n_references = len(drop_copies(queries)), len(drop_copies(bank))
-    if math.isnan(z):
+    if math.isnan(z) or n_queries < _FEW_QUERIES:
         raise NNNormError(
-            f"too few different rows to measure drift: {n_queries:,} among the {len(queries):,} "
-            f"queries and {n_references:,} among the references; pass {_FEW_QUERIES} or more"
+            f"too few unique queries to measure drift: {n_queries:,} of {len(queries):,}, compared "
+            f"with {n_references:,} past ones; pass {_FEW_QUERIES} or more"
         )
-    if n_queries < _FEW_QUERIES:
-        what = "queries" if n_queries == len(queries) else "different queries"
-        warn(f"{n_queries} {what} are too few to measure drift well; pass {_FEW_QUERIES} or more")
     return z
 
 

@@ -87,8 +87,8 @@ class Hubs(Record):
 
     @property
     def places(self) -> str:
-        """The ranks that count as retrieved: "top-1", or such as "in the top 10"."""
-        return "top-1" if self.k == 1 else f"in the top {self.k}"
+        """The places that count as retrieved, in words."""
+        return name_places(self.k)
 
 
 # --- counting ------------------------------------------------------------------------------------
@@ -108,6 +108,11 @@ def count_occurrences(ranking: Ranking | npt.ArrayLike, n_gallery: int) -> IntAr
 def places_to_count(n_queries: int, n_gallery: int) -> int:
     """Return the k of N_k that shows hubs: 1, or 10 if items outnumber queries."""
     return 1 if n_queries >= n_gallery else min(10, n_gallery)
+
+
+def name_places(k: int) -> str:
+    """Say which hits count as retrieved."""
+    return "top-1" if k == 1 else f"in the top {k}"
 
 
 def find_hubs(occurrences: npt.ArrayLike) -> IntArray:
