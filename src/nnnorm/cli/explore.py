@@ -77,4 +77,5 @@ def _print_progress(done: int, total: int) -> None:
     _last["share"] = done / total
     if time.monotonic() - _last["time"] >= _SECONDS:
         _last["time"] = time.monotonic()
-        print(f"Scoring, pass {_last['pass']}: {done / total:.0%}", file=sys.stderr, flush=True)
+        share = 100 * done / total
+        print(f"Scoring, pass {_last['pass']}: {share:.0f} %", file=sys.stderr, flush=True)

@@ -88,8 +88,8 @@ def verify_index(
     recall, error, scale = _compare(index, asked, stored, k)
     if recall < _GOOD_RECALL[index.backend.is_exact] - 1e-3:
         problems.append(
-            f"it finds only {recall:.1%} of the {k} best items: increase ef or probes, or use an "
-            "exact kind of index"
+            f"it finds only {100 * recall:.1f} % of the {k} best items: increase ef or probes, or "
+            "use an exact kind of index"
         )
     if error > _GOOD_SCORE * scale:
         problems.append(f"its scores differ from the exact ones by up to {error:.2g}")
