@@ -24,6 +24,7 @@ _STRAY_SECONDS = 3600
 # Windows can't replace a file while another process reads it: seconds between attempts.
 _WAITS = (0.01, 0.03, 0.1, 0.3, 1.0) if os.name == "nt" else ()
 _FULL = re.compile("(?i)no space left|disk (is )?full|quota exceeded|not enough space")
+_NO_NAME = 123  # Windows's error for a pattern such as photos-*.npy, which no file can be named
 _LONGEST_NAME = 255  # bytes, in the file systems of Linux, macOS and Windows
 # The folder of a container's memory limit (cgroup v2).
 _GROUP = "/sys/fs/cgroup"
@@ -62,6 +63,8 @@ def check_regular(path: PathLike, name: str | None = None) -> None:
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:  # no permission, links in a circle, not a path at all
+        if getattr(error, "winerror", None) == _NO_NAME:
+            return
         reason = getattr(error, "strerror", None) or str(error)
         raise NNNormError(f"{name or path}: can't be opened ({reason}); check the path") from error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):

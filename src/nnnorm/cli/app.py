@@ -9,12 +9,14 @@ functions, so `--help` is fast.
 import functools
 import inspect
 import io
+import logging
 import os
 import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from inspect import Parameter
@@ -82,7 +84,8 @@ class _Group(HelpfulGroup):
         """Take `--debug` from anywhere on the line."""
         if "--debug" in args:
             ctx.obj = "debug"
-        return super().parse_args(ctx, [word for word in args if word != "--debug"])
+        with _clean_usage_errors():
+            return super().parse_args(ctx, [word for word in args if word != "--debug"])
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -101,12 +104,10 @@ class _Group(HelpfulGroup):
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
-            with warnings.catch_warnings(), keep_interrupts():
+            with warnings.catch_warnings(), keep_interrupts(), _clean_usage_errors():
                 _show_warnings_as_notes()
                 return super().invoke(ctx)
-        except _NOT_OURS as error:  # the reader went away, or Typer explains it
-            if hasattr(error, "message"):
-                error.message = clean(error.message, keep="\n")
+        except _NOT_OURS:  # the reader went away, or Typer explains it
             raise
         except (Exception, KeyboardInterrupt) as error:
             if ctx.obj == "debug":
@@ -114,6 +115,17 @@ class _Group(HelpfulGroup):
             print_note(f"Error: {_explain(error)}")
             # 130 is what shells return after Ctrl-C.
             raise typer.Exit(130 if isinstance(error, KeyboardInterrupt) else 1) from error
+
+
+@contextmanager
+def _clean_usage_errors() -> Iterator[None]:
+    """Make the text of a usage error printable, which Typer shows."""
+    try:
+        yield
+    except _NOT_OURS as error:
+        if hasattr(error, "message"):
+            error.message = clean(error.message, keep="\n")
+        raise
 
 
 def _explain(error: BaseException) -> str:
@@ -136,6 +148,11 @@ def _explain(error: BaseException) -> str:
     )
 
 
+class _Log(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print_note(self.format(record), keep="\n")
+
+
 def _show_warnings_as_notes() -> None:
     """Print our own warnings on stderr, once each; other libraries' warnings don't change."""
     usual, shown = warnings.showwarning, set()
@@ -148,6 +165,7 @@ def _show_warnings_as_notes() -> None:
         else:
             usual(clean(message, keep="\n"), category, *about, **more)
 
+    logging.lastResort = _Log(logging.WARNING)  # of libraries without a handler of their own
     warnings.showwarning = show
     warnings.simplefilter("always", NNNormWarning)
 
@@ -285,7 +303,7 @@ def _check_outputs(lines: Mapping[str, Line], given: Mapping[str, Any]) -> None:
             from nnnorm.files import check_writable
 
             target = str(check_writable(path))
-            if target in others:
+            if any(_is_same(target, other) for other in others):
                 raise NNNormError(
                     f"{path} is one of the inputs and would be overwritten; choose another name"
                 )
@@ -293,6 +311,12 @@ def _check_outputs(lines: Mapping[str, Line], given: Mapping[str, Any]) -> None:
             if suffixes and path.suffix not in suffixes:
                 raise NNNormError(f"the output must end in {' or '.join(suffixes)}; got {path}")
             others.append(target)
+
+
+def _is_same(target: str, other: str) -> bool:
+    """Whether both are one file: macOS and Windows ignore case, and a file may have two names."""
+    is_there = os.path.exists(target) and os.path.exists(other)
+    return target == other or (is_there and os.path.samefile(target, other))
 
 
 def _line_of(name: str, lines: dict[str, str | Line]) -> Line:

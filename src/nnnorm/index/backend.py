@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -321,7 +322,7 @@ class Backend(ABC):
             said = hide_secrets(_quote(error), self.address, key)
             shown = said == _quote(error) and not key and "@" not in self.address
             full = "the disk is full, free some space; " if self._is_full(error) else ""
-            raise NNNormError(f"{self.name}: {full}the engine reports: {said}") from (
+            raise NNNormError(f"{self.name}: {full}the engine reports: {said:.600}") from (
                 error if shown else None
             )
 
@@ -432,6 +433,11 @@ def keep_errors(call: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return called
+
+
+def name_version(number: int | str) -> str:
+    """Name a new version; with the letter, no date of the application looks like it."""
+    return f"v{number}_{secrets.choice('abcdef')}{secrets.token_hex(3)[1:]}"
 
 
 def chunks(values: Any, size: int) -> Iterator[Any]:

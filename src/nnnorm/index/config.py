@@ -18,7 +18,7 @@ from nnnorm.augmentation import Augmentation
 from nnnorm.bias import Bias, check_correction
 from nnnorm.corrector import Corrector
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, has_surrogates
 from nnnorm.index.backend import KINDS, FloatArray, Ids, Items, Kind, Metadata, Metric, Mode
 from nnnorm.ranking import warn_of_scale
 from nnnorm.tables import check_ids
@@ -257,6 +257,9 @@ def to_json(value: Any, otherwise: Callable[[Any], Any], depth: int = 0) -> Any:
     """Return a value that every engine returns unchanged; call `otherwise` for other values."""
     if isinstance(value, np.generic) and value.dtype.kind in "biufU":  # not dates
         value = value.item()
+    for kind in (str, int, float):  # enums and other subclasses: some engines don't know them
+        if isinstance(value, kind) and not isinstance(value, bool):
+            value = getattr(kind, f"__{kind.__name__}__")(value)
     if depth <= _DEEPEST:
         if isinstance(value, (list, tuple)):
             return [to_json(one, otherwise, depth + 1) for one in value]
@@ -271,7 +274,7 @@ def to_json(value: Any, otherwise: Callable[[Any], Any], depth: int = 0) -> Any:
 
 def _is_text(value: str) -> bool:
     """Whether every engine can store it: no null characters, no lone surrogates."""
-    return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
+    return "\0" not in value and not has_surrogates(value)
 
 
 def choose_columns(metadata: Iterable[Metadata]) -> dict[str, Kind]:

@@ -8,7 +8,6 @@ another swap.
 import asyncio
 import contextlib
 import itertools
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +20,16 @@ from nnnorm.corrector import Correction, Corrector, open_corrector
 from nnnorm.embeddings import FloatArray, Source
 from nnnorm.errors import NNNormError, check_count, check_type, warn
 from nnnorm.files import Progress
-from nnnorm.index.backend import Backend, Hits, Ids, Items, Layout, Metadata, keep_errors
+from nnnorm.index.backend import (
+    Backend,
+    Hits,
+    Ids,
+    Items,
+    Layout,
+    Metadata,
+    keep_errors,
+    name_version,
+)
 from nnnorm.index.config import (
     CollectionInfo,
     IndexConfig,
@@ -616,7 +624,7 @@ def _fill(
     previous: str | None,
 ) -> str:
     """Fill a version with all items, and serve it; after an error, remove it."""
-    version = f"v{config.version}_{secrets.token_hex(3)}"
+    version = name_version(config.version)
     first: list[Items] = []
     for part in parts:
         first.append(part)

@@ -56,8 +56,9 @@ class MilvusBackend(ServerBackend):
 
     def _connect(self) -> Any:
         client = require("pymilvus", "milvus").MilvusClient
-        # It logs tracebacks of what it raises, and that Milvus Lite has no timestamps.
-        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        # They log tracebacks of what they raise, and that Milvus Lite has no timestamps.
+        for name in ("pymilvus", "milvus_lite"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         if not self.is_server:
             # Milvus Lite hangs up on the pings of an idle client, and gRPC reports that on stderr.
             return client(self.address, grpc_options={"grpc.keepalive_permit_without_calls": False})
