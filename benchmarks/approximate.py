@@ -465,10 +465,10 @@ def made_table(results: dict[str, Any]) -> str:
     columns = ("method", "seconds", "building", "speed-up", "residual", "R@1")
     note = (
         f"{sizes['gallery']:,} items, {sizes['references']:,} past queries, {sizes['dim']} "
-        f"dimensions, k = {results['k']}, α = {results['alpha']}. R@1 is of {sizes['queries']:,} "
-        f"queries (uncorrected: {results['made'][0]['recall']:.2f}); below the first row, it is "
-        "the difference to the exact fit, with its standard error. Medians of "
-        f"{results['runs']} interleaved runs, {machine_words(results)}."
+        f"dimensions, k = {results['k']}, α = {results['alpha']}. R@1 is measured on "
+        f"{sizes['queries']:,} queries (uncorrected: {results['made'][0]['recall']:.2f}). "
+        "Below the first row, it is the difference from the exact fit, with its standard error. "
+        f"Medians of {results['runs']} interleaved runs, {machine_words(results)}."
     )
     return f"### Time and error\n\n{table(columns, rows)}\n\n{note}"
 

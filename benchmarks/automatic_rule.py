@@ -28,7 +28,7 @@ OUTPUT = Path(__file__).parent / "results" / "automatic_rule.json"
 SEEDS = (100, 101)
 KINDS = ("own", "searched", "opposite", "mismatched", "concentrated")
 SECOND_EDITION, THIRD_EDITION = "second edition", "third edition"
-KEPT, SHIPPED = "third, near copies kept", "`NNN()`"
+KEPT, SHIPPED = "third, near-duplicates kept", "`NNN()`"
 CSLS_LABEL = "CSLS (reference_k = 10, alpha = ½)"
 N_BOOTSTRAP = 1000
 
@@ -186,9 +186,9 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def all_tables(results: dict[str, Any]) -> str:
-    """The tables of the page, then every set and near copies, which are only printed."""
-    sets = "### Own past queries, set by set\n\n" + own_sets(results["cases"])
-    copies = "### Near copies, dropped and kept\n\n" + near_copies(results)
+    """The tables of the page, then every set and near-duplicates, which are only printed."""
+    sets = "### Own past queries, by set\n\n" + own_sets(results["cases"])
+    copies = "### Near-duplicates, dropped and kept\n\n" + near_copies(results)
     return "\n".join((tables(results), sets, "", copies, ""))
 
 
@@ -201,7 +201,7 @@ def losses(values: Floats) -> float:
 
 
 def summary(records: list[dict[str, Any]]) -> str:
-    """Mean over cases (worst case; losses added) of every kind."""
+    """Mean over cases (worst case; sum of losses) of every kind."""
     labels = next(r["gains"] for r in records if r["kind"] == "own")
     rows = []
     for label in labels:
@@ -214,13 +214,14 @@ def summary(records: list[dict[str, Any]]) -> str:
         rows.append(row)
     sizes = [len(gains_of(records, next(iter(labels)), kind)) for kind in KINDS]
     titles = [f"{kind} ({size})" for kind, size in zip(KINDS, sizes, strict=True)]
-    return table(["mean (worst case; losses added)", *titles], rows)
+    return table(["mean (worst case; sum of losses)", *titles], rows)
 
 
 def editions(groups: dict[str, Any]) -> str:
     """The second and the third edition with intervals."""
     rows = [
-        [kind, *(with_interval(group[key]) for key in ("second", "third", "difference")),
+        ["own and searched" if kind == "at home" else kind,
+         *(with_interval(group[key]) for key in ("second", "third", "difference")),
          f"{group['ratio'][0]:.2f} [{group['ratio'][1]:.2f}, {group['ratio'][2]:.2f}]"
          if kind in ("own", "searched", "at home") else ""]
         for kind, group in groups.items()
@@ -244,7 +245,7 @@ def halves(records: list[dict[str, Any]]) -> str:
         for half in ("chosen on", "others")
         for what in ("own, searched", "opposite, mismatched")
     ]
-    return table(["mean (losses added)", *titles], rows)
+    return table(["mean (sum of losses)", *titles], rows)
 
 
 def own_sets(records: list[dict[str, Any]]) -> str:
@@ -271,10 +272,8 @@ def small(records: list[dict[str, Any]]) -> str:
     for label in (label for label in some[0]["gains"] if label != "third, no reliability"):
         row = [label]
         for size in SMALL:
-            gains = {r["case"]: r["gains"][label] for r in some if r["given"] == size}
-            values = np.array(list(gains.values()))
-            worst = min(gains, key=lambda case: gains[case]).partition("@")[0]
-            row.append(f"{points(values.mean())} ({points(values.min())} {worst})")
+            values = np.array([r["gains"][label] for r in some if r["given"] == size])
+            row.append(f"{points(values.mean())} ({points(values.min())})")
         rows.append(row)
     return table(["mean (worst case)", *(str(size) for size in SMALL)], rows)
 

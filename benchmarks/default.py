@@ -129,14 +129,14 @@ def tables(results: dict[str, Any]) -> str:
         line += [f"{cpu / plain[0]:.2f} ({wall / plain[1]:.2f})" for cpu, wall in others]
         lines.append(line)
     jobs = list(results["rows"][0]["seconds"])
-    head = ["data", "unique queries", f"{jobs[0]}, s", *jobs[1:]]
+    head = ["data", "unique queries", f"{jobs[0]}, seconds", *jobs[1:]]
     cpu = results["machine"]
     return (
         f"{table(head, lines)}\n\n{N_ITEMS:,} items, {N_REFERENCES:,} past queries, {DIM} "
-        f"dimensions. Processor time (wall time) relative to the plain product, medians of "
-        f"{len(results['rows'][0]['seconds'][jobs[0]])} interleaved runs. {cpu['cpu']}, "
-        f"{cpu['cores']} cores, numpy {results['versions']['numpy']}, {PEER} "
-        f"{results['versions'][PEER]}."
+        "dimensions. Processor time (and wall time), in seconds for the plain product and relative "
+        f"to it for the others. Medians of {len(results['rows'][0]['seconds'][jobs[0]])} "
+        f"interleaved runs. {cpu['cpu']}, {cpu['cores']} cores, numpy "
+        f"{results['versions']['numpy']}, {PEER} {results['versions'][PEER]}."
     )
 
 

@@ -125,13 +125,12 @@ def tables(results: dict[str, Any]) -> str:
             cells.append(f"{own:.1f} ({base / own:.2f})")
         rows.append([label, *cells])
     cpu = results["machine"]
-    head = ["from files to files", "seconds (efficiency)", "of processor time"]
+    head = ["run", "seconds (efficiency)", "processor seconds (efficiency)"]
     return (
-        f"{table(head, rows)}\n\n{results['n_items']:,} items in {N_FILES} files, "
+        f"{table(head, rows)}\n\n{results['n_items']:,} items in {N_FILES} parquet files, "
         f"{results['n_references']:,} past queries, {DIM} dimensions, reference_k = {K}. Medians "
-        f"of {len(results['wall']['ray'])} interleaved runs, at a load of {results['load']} on "
-        f"{cpu['cores']} cores; values differ by at most {results['largest_difference']:.0e}. "
-        f"{cpu['cpu']}, Ray {results['versions']['ray']}."
+        f"of {len(results['wall']['ray'])} interleaved runs. {cpu['cpu']}, {cpu['cores']} cores, "
+        f"Ray {results['versions']['ray']}."
     )
 
 

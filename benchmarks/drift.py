@@ -53,7 +53,7 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
     narrow = Corrector.fit(gallery, ends[0][0])
     for size in SIZES:
         same, other = (ends[1][end][rng.permutation(1000)[:size]] for end in (0, 4))
-        judge("bank and queries from one end", narrow, same)
+        judge("both from the same end", narrow, same)
         judge("queries from the other end", narrow, other)
     return {"cells": cells}
 

@@ -277,19 +277,16 @@ def run(
 
 def tables(results: Record) -> str:
     """The Markdown table of `docs/engines/README.md`, from the results alone."""
-    columns = ["engine and setting", "mode", "recall@10 without", "with", "ms per query without"]
-    columns += ["with", "latency", "queries", "builds", "tested version"]
+    columns = ["engine and setting", "recall@10 before", "after", "ms per query before"]
+    columns += ["after", "change in latency", "tested version"]
     rows = [
         [
             f"`{row['url']}`",
-            row["mode"],
             f"{row['recall_plain']:.3f}",
             f"{row['recall']:.3f}",
             f"{row['ms_plain']:.3g}",
             f"{row['ms']:.3g}",
             latency(row),
-            str(row["n_queries"]),
-            str(row.get("n_builds", 1)),
             row["package"],
         ]
         for row in results["engines"]

@@ -192,14 +192,15 @@ def tables(results: dict[str, Any]) -> str:
                 f"{median[PEER] / median['exact']:.1f}",
             ]
         )
-    sizes = {
-        row["data"]: f"{row['n_items']:,} items, {row['dim']} dimensions" for row in results["rows"]
-    }
+    sizes: dict[str, dict[str, None]] = {}
+    for row in results["rows"]:
+        size = f"{row['n_items']:,} items, {row['dim']} dimensions"
+        sizes.setdefault(size, {})[row["data"]] = None
     cpu, versions = results["machine"], results["versions"]
     return (
         f"{table(head, lines)}\n\n"
-        + "; ".join(f"{name}: {size}" for name, size in sizes.items())
-        + f"; k = 128. Medians of interleaved runs. {cpu['cpu']}, {cpu['cores']} cores, numpy "
+        + "; ".join(f"{', '.join(names)}: {size}" for size, names in sizes.items())
+        + f". k = 128. Medians of interleaved runs. {cpu['cpu']}, {cpu['cores']} cores, numpy "
         f"{versions['numpy']}, torch {versions['torch']}, {PEER} {versions[PEER]}."
     )
 

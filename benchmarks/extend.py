@@ -54,7 +54,7 @@ def tables(results: dict[str, Any]) -> str:
         took = median[str(share)]
         label = f"{round(share * n_items):,} new ({100 * share:g} %)"
         rows.append([label, f"{took:.3f}", f"{100 * took / median['fit']:.2f} %"])
-    return table(["items", "seconds", "of the fit"], rows) + "\n"
+    return table(["items", "seconds", "share of the fit"], rows) + "\n"
 
 
 def main() -> int:

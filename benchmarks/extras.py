@@ -7,7 +7,7 @@
 For each extra, the script creates a virtual environment and installs the package with only that
 extra (and constraints.txt). It imports every module of the extra's libraries and of nnnorm, and
 measures the size on disk. Then it runs the tests that `make test` skips because their libraries are
-too large. The first row is the core. The script prints a table, writes results/extras.json and
+too large. The first row is the core. The script prints all sizes, writes results/extras.json and
 updates docs/guide/install.md. If an extra fails, the exit code is 1, and neither file changes.
 """
 
@@ -120,13 +120,12 @@ def size_of(folder):
 
 
 def tables(results):
-    """The table of the docs."""
-    lines = ["| extra | size on disk |", "|---|---:|"]
+    """The sizes, as the docs list them."""
+    sizes = []
     for extra, facts in results.get("extras", {}).items():
-        name = "the core alone" if extra == CORE else f"`nnnorm[{extra}]`"
-        size = "failed" if "error" in facts else f"{facts['megabytes']:,} MB"
-        lines.append(f"| {name} | {size} |")
-    return "\n".join(lines) + "\n"
+        name = "core alone" if extra == CORE else f"`{extra}`"
+        sizes.append(f"{name} {'failed' if 'error' in facts else format(facts['megabytes'], ',')}")
+    return f"Size on disk, in MB: {'; '.join(sizes)}.\n" if sizes else ""
 
 
 def main():
@@ -160,7 +159,7 @@ def main():
         return 1
     args.output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     if args.output == OUTPUT and not paste("guide/install.md", tables(stored), tables(results)):
-        print("docs/guide/install.md has another table; put this one there", file=sys.stderr)
+        print("docs/guide/install.md has other sizes; put these there", file=sys.stderr)
     return 0
 
 

@@ -236,7 +236,8 @@ def interval_words(gain: Record | None) -> str:
 
 
 def ablation_table(ablations: list[Record]) -> str:
-    columns = ["past queries", "number", "tuned setting", "R@1", "gain", "automatic R@1", "gain"]
+    columns = ["past queries", "number", "tuned setting", "R@1, tuned", "gain, tuned"]
+    columns += ["R@1, automatic", "gain, automatic"]
     rows = []
     for rule in ablations[0]["rows"]:
         tuned = setting_words(rule["tuned"]["params"]) or "no correction"

@@ -29,7 +29,7 @@ RULES: dict[str, Callable[[Material], Floats]] = {
     "first edition": FIRST,
     "second edition": SECOND,
     "third edition": THIRD,
-    "third, near copies kept": Rule(view=View(copies=None)),
+    "third, near-duplicates kept": Rule(view=View(copies=None)),
     SHIPPED: shipped,
 }
 
@@ -70,7 +70,7 @@ def tables_of(results: dict[str, Any], repeats: str) -> str:
         by_exponent = [[c for c in some if c["exponent"] == e] for e in EXPONENTS]
         rows = [
             [label, *(cell([c["gains"][label] for c in same]) for same in by_exponent)]
-            for label in ("second edition", SHIPPED, "third, near copies kept")
+            for label in ("second edition", SHIPPED, "third, near-duplicates kept")
         ]
         rows.append(["unique queries of 6,000", *(f"{mean_unique(s):,.0f}" for s in by_exponent)])
         columns = ["Zipf exponent", *(f"{exponent:g}" for exponent in EXPONENTS)]

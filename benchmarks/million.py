@@ -118,11 +118,11 @@ def tables(results: dict[str, Any]) -> str:
     ]
     head = [
         "items × references × dimensions", "solver that ran", "seconds (processor)",
-        "exact, scaled", "residual", "error reported", "memory, MB",
+        "exact (processor), estimated", "residual", "error reported", "memory, MB",
     ]  # fmt: skip
     cpu = results["machine"]
     return (
-        f"{table(head, rows)}\n\nk = {K}; 512 MB of memory allowed. {cpu['cpu']}, "
+        f"{table(head, rows)}\n\nk = {K}, memory budget 512 MB. {cpu['cpu']}, "
         f"{cpu['cores']} cores, numpy {results['versions']['numpy']}."
     )
 

@@ -63,7 +63,9 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
 
             biases = {"`NNN()`": bias.correction}
             biases |= {
-                f"and clicks, weight {w:g}": (bias + nnnorm.Popularity(clicks, weight=w)).correction
+                f"with clicks, weight {w:g}": (
+                    bias + nnnorm.Popularity(clicks, weight=w)
+                ).correction
                 for w in WEIGHTS
             }
             biases["tuned, with clicks"] = tuning.bias.correction

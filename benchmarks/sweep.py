@@ -124,8 +124,8 @@ def tables(results: dict[str, Any]) -> str:
     lines += [
         "",
         f"{sizes['queries']:,} queries, {sizes['gallery']:,} items, {sizes['references']:,} "
-        f"references, {sizes['gallery_references']:,} gallery-side references, {sizes['dim']} "
-        f"dimensions; medians of {results['runs']} runs, {results['machine']}, "
+        f"past queries, {sizes['gallery_references']:,} past items (DualIS), {sizes['dim']} "
+        f"dimensions. Medians of {results['runs']} runs, {results['machine']}, "
         f"numpy {results['numpy']}.",
     ]
     return "\n".join(lines)

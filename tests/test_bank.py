@@ -398,11 +398,11 @@ def unit(rng, n, dim=16):
     ("change", "words"),
     [
         (lambda bank, rng: bank.add(unit(rng, 3, 8), times=[1] * 3),
-         "queries has dim 8, but the bank has 16; were they encoded by different models"),
+         "the dimension of the bank, 16; got 8. Were they encoded by different models"),
         (lambda bank, rng: bank.add(unit(rng, 3)),
-         "the bank has times and queries has none; pass times"),
+         "got times for the bank, none for queries; pass times"),
         (lambda bank, rng: bank.add(unit(rng, 3), times="asked_at"),
-         "queries contains only embeddings, so there is no column 'asked_at' for times"),
+         "queries has only embeddings, but times names a column, 'asked_at'; pass a query log"),
         (lambda bank, rng: bank.add(unit(rng, 3), times=[1, 2]),
          "times must have one entry per row; got 2 for 3 rows of queries"),
         (lambda bank, rng: bank.add(unit(rng, 3), times=[1, np.nan, 2]),
@@ -411,7 +411,7 @@ def unit(rng, n, dim=16):
          "counts must be whole numbers of at least 1; row 1 has 0"),
         (lambda bank, rng: bank.add(5 * unit(rng, 3), times=[1] * 3),
          r"queries has norms 5 to 5, but all rows of the bank have about 1; scale"),
-        (lambda bank, rng: bank.forget(before=99), "before 99 would drop all 30 unique queries"),
+        (lambda bank, rng: bank.forget(before=99), "older than 99 .*would drop all"),
     ],
 )  # fmt: skip
 def test_a_bad_change_is_refused_and_changes_nothing(rng, change, words):

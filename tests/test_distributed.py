@@ -100,7 +100,7 @@ BROKEN = {
     "the item with id 'photo-4' is all zeros or has NaN": with_row(4, 0 * ITEMS[4]),
     "the item with id 'photo-0' has 8 numbers; expected 16": table_of(ITEMS[:9, :8]),
     "expected embeddings as lists of floats; got": table_of((ITEMS[:9] > 0).astype(int)),
-    "do not have unit norm": table_of(7 * ITEMS[:9]),
+    "must have norm 1": table_of(7 * ITEMS[:9]),
 }
 
 
@@ -261,7 +261,7 @@ def errors_and_warnings_of_workers_name_the_file(corrector, folder):
     assert not (folder / "broken-bias" / "part-2.parquet").exists()
     assert not (folder / "broken-bias" / "_nnnorm.json").exists()
     gallery = write_gallery(folder / "other", rows=-ITEMS)
-    with pytest.warns(NNNormWarning, match=r"other/.*parquet: .* were they encoded by another"):
+    with pytest.warns(NNNormWarning, match=r"other/.*parquet: .* check that the same model"):
         transform_parquet(corrector, gallery, folder / "other-bias")
 
 

@@ -133,7 +133,7 @@ def test_the_command_line_takes_parents(files, tmp_path):
     truth = [numbers[n % N_DOCUMENTS] for n in range(40)]
     measured = evaluate("queries.npy", "chunks.npy", truth=truth, parents=parents)
     assert only["recall_at_5"] == pytest.approx(measured.recall(5))
-    assert_fails(run("evaluate", *sides), "--parents need --truth")
+    assert_fails(run("evaluate", *sides), "--parents needs --truth")
 
 
 @pytest.mark.parametrize("engine", ["faiss", "sqlite"])

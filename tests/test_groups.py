@@ -134,7 +134,7 @@ def test_wrong_labels_are_rejected(mixed, groups, message):
 
 def test_a_weight_between_groups_needs_groups(mixed):
     for fit in (NNN().fit, Corrector.fit):
-        with pytest.raises(NNNormError, match=r"between .* pass groups too"):
+        with pytest.raises(NNNormError, match=r"between=0.5 needs groups, got None; pass groups"):
             fit(mixed["gallery"], mixed["past"], between=0.5)
 
 
@@ -222,7 +222,7 @@ def test_items_and_corrector_must_agree_about_groups(mixed, corrector, call):
     items = mixed["gallery"][:3]
     with pytest.raises(NNNormError, match=r"fitted with groups \(photo, text\); pass groups"):
         getattr(corrector, call)(items)
-    with pytest.raises(NNNormError, match=r"'video' is unknown: .* fitted with photo, text"):
+    with pytest.raises(NNNormError, match=r"fitted with, photo, text; got 'video': use one"):
         getattr(corrector, call)(items, groups=["photo", "video", "text"])
     with pytest.raises(NNNormError, match=r"one label per item, shape \(3,\)"):
         getattr(corrector, call)(items, groups=["photo"])

@@ -108,21 +108,23 @@ def test_the_gains_of_the_readme_are_those_of_the_evidence():
     assert {tuple(cell.strip() for cell in line.split("|")) for line in shown} <= stored
     n_gains = sum(low > 0 for _, low, _ in gains)
     assert not any(high < 0 for _, _, high in gains)
-    assert f"{n_gains} of [{len(own)} searches](docs/evidence.md) gain, none loses" in WORDS
-    assert f"for {len(own) - n_gains} the interval includes zero" in WORDS
+    gaining = f"{n_gains} of [{len(own)} searches](docs/evidence.md) show a gain"
+    assert f"{gaining} and none shows a loss" in WORDS
+    assert f"for the other {len(own) - n_gains}, the interval includes zero" in WORDS
     (coco,) = (row for row in rows if row["bank"] == "COCO captions")
     recalls = coco["recall_at_1"], coco["recall_at_1"] + coco["gains"]["nnn"][0]
     words = f"{coco['n_references']:,} COCO captions as past queries for Flickr8k photos, "
-    words += "R@1 only goes from {:.1f} to {:.1f}."
+    words += "R@1 only rises from {:.1f} to {:.1f}."
     assert words.format(*recalls) in WORDS
 
 
 def test_the_latency_of_the_readme_is_that_of_the_engines():
     rows = results("engines")["engines"]
     median = 100 * (statistics.median(row["ratio"] for row in rows) - 1)
-    assert f"latency rises by {median:.0f} % in the median of [{len(rows)} settings]" in WORDS
+    assert f"Across [{len(rows)} engine settings]" in WORDS
+    assert f"the correction adds a median of {median:.0f} % to latency" in WORDS
     loss = max(round(row["recall_plain"], 3) - round(row["recall"], 3) for row in rows)
-    assert f"recall@10 falls by at most {loss:.3f}." in WORDS
+    assert f"lowers recall@10 by at most {loss:.3f} " in WORDS
 
 
 def test_the_pictures_of_the_readme_are_what_their_script_draws(tmp_path):

@@ -1,8 +1,9 @@
-"""The correction in a vector index: one or two extra coordinates.
+"""The correction in a vector index: one or two extra coordinates per row.
 
-Store ``[r, m]`` and query with ``[q, −α]``: an index that compares by inner product then ranks by
-the corrected score. One more coordinate makes all stored norms equal, so cosine and L2 give the
-same order. `Augmentation` does this arithmetic for `Corrector`, the indexes and the functions here.
+For an item r with bias m, store ``[r, m]``. For a query q, search with ``[q, −α]``. Their inner
+product is the corrected score. A second extra coordinate makes all stored norms equal, so cosine
+and L2 rank in the same order. `Augmentation` computes these coordinates for `Corrector`, the
+indexes and the functions here.
 """
 
 import math
@@ -18,15 +19,15 @@ from nnnorm.embeddings import Embeddings, FloatArray, Source, open_embeddings
 from nnnorm.errors import NNNormError, check_type
 
 Target = Literal["ip", "cosine", "l2"]
-# Relative rounding error of a squared norm that is not a longer item.
+# A squared norm may exceed the limit by this share, because of rounding.
 _ROUNDING = 1e-6
-# Bounds of the values hold exactly; this is for the rounding of float32.
+# Added to the radius: the bounds of the values are exact, but float32 rounds.
 _MARGIN = 1e-4
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Extends items and queries by the coordinates that hold the correction."""
+    """Computes the extra coordinates of items and queries that contain the correction."""
 
     target: Target = "ip"
     shift: float = 0.0
@@ -43,7 +44,7 @@ class Augmentation:
         return 1 if self.target == "ip" else 2
 
     def extend_all(self, items: Embeddings, values: FloatArray) -> FloatArray:
-        """Extend all items, block by block."""
+        """Extend all items, in blocks."""
         stored = np.empty((len(items), items.dim + self.n_extra), dtype=np.float32)
         for start, block in items.blocks():
             rows = slice(start, start + len(block))
@@ -60,8 +61,8 @@ class Augmentation:
         squares += stored.astype(np.float64) ** 2
         if (squares > limit * (1 + _ROUNDING)).any():
             raise NNNormError(
-                f"with its bias, an item has norm {math.sqrt(squares.max()):.4g}, but stored rows "
-                f"allow at most {self.radius:.4g}; fit again with this item in the gallery"
+                f"an item with its bias must have a norm of at most {self.radius:.4g}; got "
+                f"{math.sqrt(squares.max()):.4g}: fit again with this item in the gallery"
             )
         rest = np.sqrt((limit - squares).clip(min=0)).astype(np.float32)
         return np.column_stack([rows, stored, rest])
@@ -74,7 +75,7 @@ class Augmentation:
         return extended
 
     def split_items(self, stored: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Undo `extend_items`, also for rows that a cosine index has normalized."""
+        """Undo `extend_items`, including for rows that a cosine index has normalized."""
         if self.target == "cosine":
             stored = stored * (self.radius / np.linalg.norm(stored, axis=1, keepdims=True))
         dim = stored.shape[1] - self.n_extra
@@ -85,9 +86,9 @@ class Augmentation:
     def read_scores(
         self, scores: npt.ArrayLike, queries: FloatArray, weight: float | FloatArray, metric: Target
     ) -> FloatArray:
-        """Turn an engine's scores ``(n, k)`` of extended queries ``(n, width)`` into corrected.
+        """Return the corrected scores, given an engine's scores ``(n, k)`` of extended queries.
 
-        For "l2" they are squared distances, as engines return them.
+        For the metric "l2", the engine's scores are squared distances.
         """
         products = np.asarray(scores, dtype=np.float64)
         norms = np.linalg.norm(queries.astype(np.float64), axis=1)[:, None]
@@ -98,7 +99,7 @@ class Augmentation:
         return (products - weight * self.shift).astype(np.float32)
 
     def widened(self, longest: float, extra: float) -> "Augmentation":
-        """Return the same with a radius for values that are larger by `extra`."""
+        """Return an augmentation whose radius allows values that are larger by `extra`."""
         far = math.sqrt(max(0.0, (self.radius / (1 + _MARGIN)) ** 2 - longest**2))
         far += self.scale * extra
         return replace(self, radius=(1 + _MARGIN) * math.hypot(longest, far))
@@ -111,10 +112,11 @@ def bound_augmentation(
     longest: float,
     center: FloatArray | None,
 ) -> Augmentation:
-    """Choose shift, scale and radius for items whose norm is at most `longest`.
+    """Choose shift, scale and radius so that all items of norm up to `longest` can be stored.
 
-    The values are means of scores with the rows of `banks`, of items less `center` if it is given;
-    with groups they are multiplied by `weight`, and each group has an offset.
+    An item's value is a mean of its scores with rows of `banks`; if `center` is given, it is
+    subtracted from the item first. With groups, the value is multiplied by `weight`, and the offset
+    of the item's group is added.
     """
     offsets = bias.params.get("groups", {"": 0.0}).values()
     within = weight if "groups" in bias.params else 1.0
@@ -130,7 +132,8 @@ def bound_augmentation(
         highest = max(highest, within * high + max(offsets))
         lowest = min(lowest, within * low + min(offsets))
         largest = max(largest, norm)
-    # The stored value is about as large as the other coordinates; a power of two is exact.
+    # The scale makes the stored value about as large as the other coordinates. It is a power of
+    # two, so scaling is exact.
     scale = 2.0 ** -min(16, max(-16, round(math.log2(largest))))
     far = scale * max(highest - shift, shift - lowest)
     return Augmentation("l2", shift, scale, radius=(1 + _MARGIN) * math.hypot(longest, far))
@@ -139,19 +142,23 @@ def bound_augmentation(
 def augment_gallery(
     gallery: Source, bias: Bias, *, target: Target = "ip", normalize: bool | None = None
 ) -> FloatArray:
-    """Extend items by their bias, for an index that is searched with `augment_queries`.
+    """Return items with extra coordinates for their bias, to store in a vector index.
+
+    Search this index with the rows of `augment_queries`. To add items later, use a `Corrector`
+    instead.
 
     Parameters
     ----------
     gallery : array or path, shape (n_gallery, dim)
+        The items.
     bias : Bias
-        Fitted on this gallery, without gates.
+        A bias that was fitted on this gallery, without gates.
     target : {"ip", "cosine", "l2"}
-        Metric of the index. "ip" adds one coordinate, ``[r, m]``; the others add one more, which
-        makes all stored norms equal, so that cosine, L2 and inner product give the same order.
-        That norm is chosen by this gallery: rows of several calls fit together with "ip" only.
+        Metric of the index. "ip" adds one coordinate, the bias. "cosine" and "l2" add a second one,
+        which makes all stored norms equal. That norm depends on the gallery, so with these two, you
+        can't mix rows of several calls.
     normalize : bool, optional
-        Divide every row by its norm; see `open_embeddings`.
+        True divides every row by its norm; see `open_embeddings`.
 
     Returns
     -------
@@ -183,21 +190,22 @@ def augment_queries(
     target: Target = "ip",
     normalize: bool | None = None,
 ) -> FloatArray:
-    """Extend queries by the weight, for an index that holds `augment_gallery`.
+    """Return queries with extra coordinates, to search an index of `augment_gallery` rows.
 
-    The weight is part of the query, so it can change without a new index.
+    The weight is part of the query, so you can change it without a new index.
 
     Parameters
     ----------
     queries : array or path, shape (n_queries, dim)
+        The queries to search for.
     bias : Bias
-        The bias that the gallery was extended by.
+        The bias that you passed to `augment_gallery`.
     weight : float, optional
-        Replaces the weight of the bias.
+        Replaces the weight of the bias; 0 is the uncorrected search.
     target : {"ip", "cosine", "l2"}
-        As for the gallery.
+        The same as for `augment_gallery`.
     normalize : bool, optional
-        Divide every row by its norm; see `open_embeddings`.
+        True divides every row by its norm; see `open_embeddings`.
 
     Returns
     -------
@@ -221,10 +229,10 @@ def augment_queries(
 
 
 def check_storable(bias: Bias) -> None:
-    """Raise an error if the bias corrects only some queries, which an index can't do."""
+    """Raise an error if the bias corrects only some queries: an index can't do this."""
     check_type("bias", bias, Bias, "from a method's fit or Bias.load(path)")
     if bias.gates:
         raise NNNormError(
-            f"a gated bias ({bias.method}) decides per query and can't be stored in an index; "
+            f"a gated bias ({bias.method}) corrects only some queries, so an index can't store it; "
             "use nnnorm.search, or fit the method without its gate"
         )

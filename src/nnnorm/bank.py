@@ -1,11 +1,11 @@
 """`Bank`: past queries in a file that you update.
 
-A bank keeps every unique query once (`dedup`), with how often and when it was asked. It keeps all
-of them, or with `max_references` a random sample. It is saved as one `.safetensors` file with unit
-rows in float16, replaced as a whole. A call that fails changes nothing.
+A bank stores every unique query once (`dedup`), with the number of times it was asked and the last
+time. It stores all of them, or a random sample with `max_references`. A saved bank is one
+`.safetensors` file with unit rows in float16. If a call fails, nothing changes.
 
-Adding A and then B gives the same equal rows as adding both at once. Beyond 4,096 rows, the
-near-duplicates that are found may depend on how rows are divided into calls.
+Equal rows are found however you divide them into calls. With more than 4,096 rows, which
+near-duplicates are found may depend on that division.
 """
 
 import os
@@ -27,16 +27,16 @@ from nnnorm.tables import TABLE_SUFFIXES, LogPart, is_log, read_counts, read_log
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
-# Queries in parts, their name, and how many there are, which isn't known of a log.
+# Queries in parts, their name in messages, and the number of rows, None for a log.
 _Given: TypeAlias = tuple[Iterator[LogPart], str, int | None]
 
-# What a file keeps next to the arrays; all else in it follows from these.
+# Attributes that a file stores next to the arrays; all others are computed from these.
 _SETTINGS = ("n_seen", "n_forgotten", "created", "normalized", "max_references", "seed")
-_A_DAY = 86400.0  # times without an offset may be local ones, up to 14 hours before UTC
+_A_DAY = 86400.0  # a time without an offset may be a local time, up to 14 hours ahead of UTC
 
 
 class _Kept(NamedTuple):
-    """Arrays with one entry per unique query; times are -inf if there are none."""
+    """Arrays with one entry per unique query; without times, `last_seen` is -inf."""
 
     rows: npt.NDArray[Any]
     norms: npt.NDArray[Any]
@@ -49,9 +49,26 @@ class _Kept(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Bank:
-    """Unique past queries, with the number of times each was asked.
+    """Past queries for a fit: each unique query once, with the number of times it was asked.
 
-    Create one with `Bank.of` or `Bank.load`. `add` and `forget` change it in place.
+    Queries are near-duplicates if their cosine is above 0.88. A bank stores the first one of them,
+    so frequent queries don't dominate the correction. To create a bank, use `Bank.of` or
+    `Bank.load`. `add` and `forget` change it in place. Pass it as ``references`` to a fit.
+
+    Attributes
+    ----------
+    n_seen : int
+        Number of queries that were added, including duplicates.
+    n_forgotten : int
+        Number of queries that `forget` dropped, including duplicates.
+    created : str
+        UTC time at which the bank was created.
+    normalized : bool
+        Whether rows are divided by their norms.
+    max_references : int or None
+        Largest number of unique queries that the bank stores.
+    seed : int
+        Random seed of the sample, if there are more.
 
     Examples
     --------
@@ -66,11 +83,9 @@ class Bank:
     """
 
     _kept: _Kept
-    # Number of queries that were added so far, and that `forget` dropped, copies included.
     n_seen: int
     n_forgotten: int
     created: str
-    # Whether rows are divided by their norms.
     normalized: bool
     max_references: int | None
     seed: int
@@ -94,22 +109,23 @@ class Bank:
         Parameters
         ----------
         references : array or path, shape (n_references, dim)
-            Past queries in order. A query log (``.parquet``, ``.csv``, ``.tsv`` or ``.jsonl``) is
-            read in parts, with limited memory.
+            Past queries, the oldest first. A query log is a ``.parquet``, ``.csv``, ``.tsv`` or
+            ``.jsonl`` file with an embedding per row. It is read in parts, so it may be larger than
+            memory.
         times : sequence or str, optional
-            When each query was asked: dates, or seconds since 1970. For a log, the name of a
-            column. Needed for `forget`.
+            The time of each query: dates, or seconds since 1970. For a log, the name of a column.
+            `forget` needs times.
         counts : sequence of int or str, optional
-            How often each query was asked. For a log, the name of a column.
+            The number of times each query was asked. For a log, the name of a column.
         column : str
-            The column of a log that has the embeddings, a list of numbers per row.
+            For a log: the column of embeddings, a list of numbers per row.
         max_references : int, optional
-            If there are more unique queries, keep a random sample of this size. By default all are
-            kept.
+            If there are more unique queries, store a random sample of this size. By default, all
+            are stored.
         seed : int
             Random seed of the sample.
         normalize : bool, optional
-            True divides every row by its norm, now and in `add`; see `open_embeddings`.
+            True divides every row by its norm, here and in `add`; see `open_embeddings`.
         progress : callable, optional
             Called with ``(done, total)``; for a log, with ``(done, done)``.
 
@@ -134,7 +150,7 @@ class Bank:
         bank._absorb(given, normalize, progress)
         return bank
 
-    # --- what it holds -----------------------------------------------------------------------
+    # --- contents ----------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._kept.rows)
@@ -150,7 +166,7 @@ class Bank:
 
     @property
     def dim(self) -> int:
-        """Number of columns."""
+        """Number of dimensions of the embeddings."""
         return int(self._kept.rows.shape[1])
 
     @property
@@ -160,9 +176,10 @@ class Bank:
 
     @property
     def rows(self) -> FloatArray:
-        """The unique queries in the order of arrival, read-only, shape ``(n_unique, dim)``.
+        """The unique queries in the order in which they were added, shape ``(n_unique, dim)``.
 
-        Unit rows in float16 if the bank is normalized, otherwise float32 rows with their own norms.
+        If the bank is normalized, these are unit rows in float16, otherwise float32 rows with their
+        original norms. The array is read-only.
         """
         rows: FloatArray = self._kept.rows[:]
         if not self.normalized:
@@ -172,22 +189,22 @@ class Bank:
 
     @property
     def counts(self) -> IntArray:
-        """How often each unique query was asked, shape ``(n_unique,)``."""
+        """The number of times each unique query was asked, shape ``(n_unique,)``."""
         return self._kept.counts.copy()
 
     @property
     def last_seen(self) -> npt.NDArray[np.datetime64] | None:
-        """When each query was last asked, datetime64 in UTC; None without times."""
+        """The last time each unique query was asked, as datetime64 in UTC; None without times."""
         seen = self._kept.last_seen
         return None if np.isneginf(seen[0]) else (seen * 1e6).round().astype("datetime64[us]")
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the rows and their order, as in `Embeddings.fingerprint`."""
+        """Hash of the rows and their order, as in `Embeddings.fingerprint`."""
         return self.embeddings().fingerprint
 
     def embeddings(self) -> Embeddings:
-        """The rows as `Embeddings`.
+        """Return the rows as `Embeddings`.
 
         Examples
         --------
@@ -202,7 +219,7 @@ class Bank:
         return self._opened
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the metadata of the bank, ready for JSON.
+        """Return the metadata of the bank as a dictionary that `json.dumps` accepts.
 
         Examples
         --------
@@ -223,7 +240,7 @@ class Bank:
             "version": __version__,
         }
 
-    # --- change ------------------------------------------------------------------------------
+    # --- changes -----------------------------------------------------------------------------
 
     def add(
         self,
@@ -234,13 +251,14 @@ class Bank:
         column: str = "embedding",
         progress: Progress | None = None,
     ) -> None:
-        """Add later queries.
+        """Add later queries, in place.
 
         Parameters
         ----------
         queries : array or path, shape (n_queries, dim)
+            The new queries, or a query log.
         times, counts, column, progress : optional
-            As in `of`. Pass times if and only if the bank has them.
+            As in `of`. Pass `times` if and only if the bank has times.
 
         Examples
         --------
@@ -252,12 +270,12 @@ class Bank:
         """
         if (times is None) != (self.last_seen is None):
             has, lacks = ("the bank", "queries") if times is None else ("queries", "the bank")
-            raise NNNormError(f"{has} has times and {lacks} has none; pass times (--time) to both")
+            raise NNNormError(f"got times for {has}, none for {lacks}; pass times (--time) to both")
         given = _open(queries, "queries", times, counts, column, self.normalized)
         self._absorb(given, self.normalized, progress)
 
     def forget(self, *, before: Any) -> None:
-        """Drop queries that were last asked before a time.
+        """Drop queries that were last asked before a time, in place.
 
         Parameters
         ----------
@@ -273,18 +291,18 @@ class Bank:
         2
         """
         if self.last_seen is None:
-            raise NNNormError("this bank has no times; build it with times (--time)")
+            raise NNNormError("this bank has no times to forget by; build it with times (--time)")
         is_kept = self._kept.last_seen >= read_times([before], "before")[0]
         if not is_kept.any():
             raise NNNormError(
-                f"forgetting queries before {before} would drop all {len(self):,} unique queries, "
-                f"seen {describe_times(self)}; pass an earlier time"
+                f"all {len(self):,} unique queries are older than {before} (last asked "
+                f"{describe_times(self)}), so forget would drop all of them; pass an earlier time"
             )
         self.n_forgotten += int(self.counts[~is_kept].sum())
         self._kept, self._opened = self._kept.take(np.flatnonzero(is_kept)), None
 
     def _absorb(self, given: _Given, normalize: bool | None, progress: Progress | None) -> None:
-        """Add queries; if a part is bad, nothing changes."""
+        """Add queries; if a row is invalid, raise an error and change nothing."""
         parts, name, n_rows = given
         kept, unique = self._kept, None
         n_seen, low, high, latest = 0, np.inf, 0.0, -np.inf
@@ -295,8 +313,8 @@ class Bank:
             dim, own = rows.shape[1], kept.rows.shape[1]
             if dim != own:
                 raise NNNormError(
-                    f"{name} has dim {dim}, but the bank has {own}; were they encoded by "
-                    "different models?"
+                    f"{name} must have the dimension of the bank, {own}; got {dim}. Were they "
+                    "encoded by different models?"
                 )
             norms = embeddings.measure_rows(rows)
             embeddings.check_rows(norms, rows.__getitem__, name, start)
@@ -323,15 +341,15 @@ class Bank:
         if latest > datetime.now(UTC).timestamp() + _A_DAY:
             warn(
                 f"{name} has rows dated in the future, up to "
-                f"{str(np.datetime64(int(latest), 's'))[:10]}, which forget does not drop; correct "
+                f"{str(np.datetime64(int(latest), 's'))[:10]}, which forget won't drop; correct "
                 "their times (dates, or seconds since 1970)"
             )
 
     def _sample(self, kept: _Kept, most: float) -> _Kept:
-        """Keep a random sample, each query with the same probability."""
+        """Return a random sample of unique queries, each with the same probability."""
         if len(kept.rows) <= most:
             return kept
-        # The same row is as lucky in any order and any file.
+        # The luck of a row depends only on the row and the seed, not on the order of rows.
         seed = str(self.seed).encode()
         luck = [blake2b(row.tobytes(), digest_size=8, key=seed).digest() for row in kept.rows]
         order = np.argsort(np.frombuffer(b"".join(luck), dtype="<u8"))
@@ -340,7 +358,12 @@ class Bank:
     # --- files -------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a `.safetensors` file, completely or not at all.
+        """Save the bank as a `.safetensors` file; if that fails, nothing changes.
+
+        Parameters
+        ----------
+        path : str or PathLike
+            The file. An existing one is replaced.
 
         Examples
         --------
@@ -355,7 +378,16 @@ class Bank:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Bank":
-        """Read a file that `save` wrote.
+        """Load a bank from a file that `save` wrote.
+
+        Parameters
+        ----------
+        path : str or PathLike
+            The `.safetensors` file.
+
+        Returns
+        -------
+        Bank
 
         Examples
         --------
@@ -372,7 +404,7 @@ class Bank:
 
 
 def describe_times(bank: Bank) -> str:
-    """The oldest and latest of the days at which queries were last seen; empty without times."""
+    """Describe when queries were last asked: ``2026-01-01 to 2026-05-31``; "" without times."""
     seen = bank.last_seen
     if seen is None:
         return ""
@@ -382,19 +414,19 @@ def describe_times(bank: Bank) -> str:
 def _open(
     source: Source, role: str, times: Any, counts: Any, column: str, normalize: bool | None
 ) -> _Given:
-    """Open an array, embeddings in files, or a log, whose number of rows isn't known."""
+    """Open an array, files of embeddings, or a query log."""
     given = {"times": times, "counts": counts}
     if is_log(source):
         for name, value in given.items():
             if value is not None and not isinstance(value, str):
-                raise NNNormError(f"{name} of {source} must be a column's name; got {value!r}")
+                raise NNNormError(f"{name} must name a column of {source}; got {value!r:.60}")
         return read_log(source, column=column, time=times, count=counts), str(source), None
     opened = open_embeddings(source, name=role, normalize=normalize)
     for name, value in given.items():
         if isinstance(value, str):
             raise NNNormError(
-                f"{opened.name} contains only embeddings, so there is no column {value!r} for "
-                f"{name}; pass a log ({', '.join(TABLE_SUFFIXES)})"
+                f"{opened.name} has only embeddings, but {name} names a column, {value!r}; pass a "
+                f"query log ({', '.join(TABLE_SUFFIXES)}), or {name} as an array"
             )
     n_rows = len(opened)
     when = np.full(n_rows, -np.inf) if times is None else read_times(times, "times")

@@ -1,11 +1,11 @@
-"""`Bias`: one number per item, with its provenance; `Popularity`: clicks to add to it.
+"""`Bias`: one number per item, and how it was computed; `Popularity`: clicks to add to a bias.
 
-A search ranks by ``s(q, r) − weight·values[r]``. The values belong to one gallery in one order, so
-a bias records the size and fingerprint of that gallery and rejects any other. It is saved as one
-`.safetensors` file (numbers and JSON, no code).
+A search ranks item r for query q by ``s(q, r) − weight·values[r]``. The values belong to one
+gallery in one order, so a bias stores the size and fingerprint of that gallery and rejects any
+other. A saved bias is one `.safetensors` file: numbers and JSON, but no code.
 
-A correction can also push down items that people want often. ``bias + Popularity(clicks)`` adds
-``weight·log(1 + clicks)`` to the corrected score, still as one number per item.
+A correction can also push down items that people often want. ``bias + Popularity(clicks)`` adds
+``weight·log(1 + clicks)`` to the corrected score. The result is still one number per item.
 """
 
 import os
@@ -23,13 +23,13 @@ from nnnorm.errors import NNNormError, check_number, check_type, first_line
 from nnnorm.files import load_record, save_record
 from nnnorm.version import __version__
 
-# Beyond this, a score minus the correction may be infinite in float32.
+# With a larger correction, the corrected score may be infinite in float32.
 _LARGEST_CORRECTION = 1e37
 
 
 @dataclass(frozen=True, eq=False)
 class Gate:
-    """A part of a bias that applies only to queries whose raw best item is in an activation set."""
+    """A part of a bias for some queries only: those whose raw best item is in an activation set."""
 
     values: FloatArray
     active: npt.NDArray[np.bool_]
@@ -41,19 +41,19 @@ class Gate:
 
 @dataclass(frozen=True, eq=False)
 class Popularity:
-    """Clicks per item, to be added to a bias: ``bias + Popularity(clicks)``.
+    """Clicks per item, so that popular items stay on top: ``bias + Popularity(clicks)``.
 
-    The corrected score is ``s(q, r) − weight_b·m(r) + weight·log(1 + clicks[r])``, and ``weight_b``
-    is the weight of the bias. A search that overrides the weight scales both parts: half the weight
-    halves both, and 0 is the uncorrected search.
+    The corrected score is ``s(q, r) − bias.weight·bias.values[r] + weight·log(1 + clicks[r])``. If
+    a search overrides the weight, that scales both parts: half the weight halves both, and 0 is the
+    uncorrected search.
 
     Parameters
     ----------
     clicks : array, shape (n_gallery,)
-        How often each item was clicked, bought or otherwise right; 0 for a new item.
+        The number of times each item was clicked, bought or otherwise right; 0 for a new item.
     weight : float
-        What one unit of log(1 + clicks) adds to a score. The default is for cosines. If you have
-        labels, `tune` chooses the weight.
+        The amount that one unit of log(1 + clicks) adds to a score. The default suits cosines. If
+        you have labels, `tune` chooses the weight.
 
     Attributes
     ----------
@@ -75,7 +75,8 @@ class Popularity:
         clicks = _freeze("clicks", self.clicks, np.float64)
         if len(bad := np.flatnonzero(clicks < 0)):
             raise NNNormError(
-                f"clicks must be counts of at least 0; item {bad[0]} has {clicks[bad[0]]:g}"
+                f"clicks must be at least 0; item {bad[0]} has {clicks[bad[0]]:g}. Use 0 for items "
+                "without clicks"
             )
         weight = check_number("the weight of a Popularity", self.weight, low=0)
         self.__dict__.update(clicks=clicks, weight=weight)
@@ -94,27 +95,32 @@ class Popularity:
 
 @dataclass(frozen=True, eq=False)
 class Bias:
-    """One number per item; ``weight · values`` is subtracted from the scores.
+    """One number per item of a gallery: how inflated the item's scores are.
+
+    A corrected search subtracts ``weight · values`` from the scores of the items. Methods return a
+    bias: ``NNN().fit(gallery, references)``. Pass it to `search`.
 
     Attributes
     ----------
     values : ndarray, shape (n_gallery,), float32
-        Finite and read-only.
+        The bias of each item, finite and read-only.
     weight : float
         α for NNN, ½ for CSLS, λ for DN, 1 for other methods. A search can override it.
     method : str
-        The command-line name: ``"nnn"``, ``"csls"``, ``"dn"``, …
+        The command-line name of the method: ``"nnn"``, ``"csls"``, ``"dn"``, …
     params : mapping
-        The settings of the fit, including those that were chosen automatically. Read-only.
-    n_references, dim : int or None
-        Number of references, and of dimensions (None if the fit used scores).
+        The settings of the fit, including automatic ones, and what they depend on. Read-only.
+    n_references : int or None
+        Number of past queries that were passed to the fit, including duplicates.
+    dim : int or None
+        Number of dimensions of the embeddings; None if the fit used scores.
     fingerprints : mapping
-        Fingerprints of ``gallery``, ``references`` and ``gallery_references``; empty if the fit
-        used scores.
+        Hashes of ``gallery``, ``references`` and ``gallery_references``, so that a search rejects
+        another gallery; empty if the fit used scores.
     gates : tuple of Gate
         Empty, except for QBNorm and DualDIS, which correct only some queries.
     version, created : str
-        Version of nnnorm and UTC time.
+        The version of nnnorm that computed the bias, and the UTC time.
     reference_norms : (float, float) or None
         Smallest and largest norm of the references; None if the fit used scores.
 
@@ -142,7 +148,7 @@ class Bias:
         values = _freeze("bias values", self.values)
         for gate in self.gates:
             if not gate.values.shape == gate.active.shape == values.shape:
-                expected = f"a gate must have one entry per item, {values.shape}"
+                expected = f"a gate must have one entry per item, shape {values.shape}"
                 raise NNNormError(f"{expected}; got {gate.values.shape} and {gate.active.shape}")
         self.__dict__.update(
             values=values,
@@ -166,30 +172,28 @@ class Bias:
         return f"Bias({self.method}: {len(self):,} items{bank}, {settings})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A read-only mapping can't be copied or sent to a worker process, and arrays would be
-        # writable there, so a copy is built from its parts.
+        # Read-only mappings can't be pickled, and unpickled arrays are writable. So a copy runs
+        # the constructor again.
         parts = vars(self) | {"params": dict(self.params), "fingerprints": dict(self.fingerprints)}
         return type(self), tuple(parts[name] for name in self.__dataclass_fields__)
 
     def __add__(self, other: Popularity) -> "Bias":
-        """Add a popularity, so items that are often right stay on top."""
-        how = "since values of different banks do not add up"
-        check_type("what is added to a bias", other, Popularity, how)
+        """Return the bias with clicks, so that popular items stay on top."""
+        check_type("the number added to a bias", other, Popularity, "such as Popularity(clicks)")
         if len(other) != len(self):
             raise NNNormError(
                 f"clicks must have one number per item of the bias, {len(self)}; got {len(other)}"
             )
         if self.gates:
             raise NNNormError(
-                f"a gated bias ({self.method}) decides per query, so popularity can't be "
+                f"a gated bias ({self.method}) corrects only some queries, so popularity can't be "
                 "added to it; fit the method without its gate"
             )
         if "popularity_weight" in self.params:
             raise NNNormError(
-                "this bias already has a popularity part; add all clicks at once to the bias "
-                "without it"
+                "this bias already includes clicks; add all clicks at once to the bias without them"
             )
-        # A weight of 0 leaves nothing of the values: then they are those of the popularity alone.
+        # With a weight of 0, the values don't count: only the popularity is left.
         weight = self.weight or 1.0
         values = self.values if self.weight else np.zeros_like(self.values)
         added = values - (other.weight / weight) * other.values
@@ -201,31 +205,31 @@ class Bias:
 
     @property
     def correction(self) -> FloatArray:
-        """``weight · values``, shape ``(n_gallery,)``: what is subtracted from every score."""
+        """``weight · values``, subtracted from the scores of each item, shape ``(n_gallery,)``."""
         return np.multiply(self.values, np.float32(self.weight))
 
     @property
     def alpha(self) -> float:
-        """The weight, under its name in the paper."""
+        """The weight, by its name in the paper."""
         return self.weight
 
     @property
     def reference_k(self) -> int | None:
-        """Number of references averaged per item; None for methods without k."""
+        """Number of references averaged per item; None for methods that don't average any."""
         reference_k = self.params.get("reference_k")
         return None if reference_k is None else int(reference_k)
 
     def fits(self, gallery: Embeddings) -> bool:
-        """Whether this bias was fitted on this gallery, as far as its fingerprints show."""
+        """Whether this bias was fitted on this gallery, by size and fingerprint."""
         expected = self.fingerprints.get("gallery")
         return len(gallery) == len(self) and expected in (None, gallery.fingerprint)
 
     def check_gallery(self, gallery: Embeddings) -> None:
-        """Raise an error unless this bias was fitted on this gallery, in the same order."""
+        """Raise an error unless this bias was fitted on this gallery, with the same order."""
         if len(gallery) != len(self):
             raise NNNormError(
-                f"this bias is for a gallery of {len(self)} items, but {gallery.name} has "
-                f"{len(gallery)}; fit the bias again for this gallery"
+                f"this bias was fitted on {len(self):,} items, but {gallery.name} has "
+                f"{len(gallery):,}; fit the bias again for this gallery"
             )
         if self.fits(gallery):
             return
@@ -237,12 +241,12 @@ class Bias:
                 "normalized here; use the same normalize (--normalize) for fit and search"
             )
         raise NNNormError(
-            f"this bias was fitted on another gallery: {gallery.name} has as many items but other "
+            f"this bias was fitted on another gallery: {gallery.name} has the same size, but other "
             "values or another order; fit the bias again for this gallery"
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the metadata of the bias, ready for JSON."""
+        """Return the metadata of the bias as a dictionary that `json.dumps` accepts."""
         return {
             "method": self.method,
             "params": dict(self.params),
@@ -258,7 +262,12 @@ class Bias:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a `.safetensors` file, completely or not at all.
+        """Save the bias as a `.safetensors` file; if that fails, nothing changes.
+
+        Parameters
+        ----------
+        path : str or PathLike
+            The file. An existing one is replaced.
 
         Examples
         --------
@@ -277,7 +286,16 @@ class Bias:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Bias":
-        """Read a file that `save` wrote.
+        """Load a bias from a file that `save` wrote.
+
+        Parameters
+        ----------
+        path : str or PathLike
+            The `.safetensors` file.
+
+        Returns
+        -------
+        Bias
 
         Examples
         --------
@@ -301,12 +319,12 @@ class Bias:
 
 
 def check_correction(weight: float, values: npt.ArrayLike) -> float:
-    """Return a weight for which ``weight · values`` fits float32, or raise an error."""
+    """Return `weight`; raise an error if ``weight · values`` is too large for float32."""
     used = check_number("weight", weight)
     largest = abs(used) * float(np.abs(np.asarray(values, dtype=np.float64)).max(initial=0))
     if largest > _LARGEST_CORRECTION:
         raise NNNormError(
-            f"weight times bias reaches {largest:.3g}, beyond float32; use a smaller weight, or "
+            f"weight · bias reaches {largest:.3g}, too large for float32; use a smaller weight, or "
             "fit the bias on embeddings with smaller norms"
         )
     return used
@@ -314,13 +332,13 @@ def check_correction(weight: float, values: npt.ArrayLike) -> float:
 
 def _freeze(what: str, given: npt.ArrayLike, dtype: Any = np.float32) -> npt.NDArray[Any]:
     """Return a read-only copy of one finite number per item, or raise an error."""
-    expected = f"{what} must be numbers, one per item, shape (n_gallery,)"
+    expected = f"{what} must be one number per item, shape (n_gallery,)"
     try:
         values = np.array(given, dtype=dtype)
     except (TypeError, ValueError) as error:
-        raise NNNormError(f"{expected} ({first_line(error)})") from error
+        raise NNNormError(f"{expected}: {first_line(error)}") from error
     if values.ndim != 1 or len(values) == 0:
-        raise NNNormError(f"{expected}; got {values.shape}")
+        raise NNNormError(f"{expected}; got shape {values.shape}")
     if not np.isfinite(values).all():
         row = np.flatnonzero(~np.isfinite(values))[0]
         raise NNNormError(f"{what} must be finite; item {row} has {values[row]}")

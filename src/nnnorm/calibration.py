@@ -1,8 +1,9 @@
 """`calibrate`: convert confidence to the probability that the first hit is right.
 
-Confidence compares queries of one search. With a few hundred labels (is the first hit right?), a
-logistic curve converts it to probabilities. Without labels, it is converted to the share of queries
-with a lower confidence. Both are valid for one corrector, weight, gallery and kind of traffic.
+Confidence compares the queries of one search. With a few hundred labels (whether the first hit is
+right), a logistic curve converts it to probabilities. Without labels, a calibration only has the
+share of queries with a lower confidence. Both are valid for one corrector, weight, gallery and kind
+of traffic.
 """
 
 import math
@@ -17,20 +18,31 @@ from nnnorm.errors import NNNormError, check_number, warn
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-_FEWEST = 50  # labels; with fewer the curve is mostly chance
+_FEWEST = 50  # with fewer labels, the curve depends mostly on chance
 _FEWEST_OF_A_KIND = 5
 _N_BINS = 10
 _N_FOLDS = 5
-_RIDGE = 0.1  # on the coefficients of standardized confidence; for labels without an overlap
-_CLEAR_SLOPE = 2.0  # standard errors
+_RIDGE = 0.1  # keeps the slope finite if confidence separates right from wrong completely
+_CLEAR_SLOPE = 2.0  # in standard errors; with a smaller slope, `calibrate` warns
 
 
 @dataclass(frozen=True)
 class Curve:
-    """``1 / (1 + exp(−intercept − slope·confidence))``, and how well it fits.
+    """The curve ``1 / (1 + exp(−intercept − slope·confidence))``, and how well it fits.
 
-    The figures are of labels that a curve was not fitted on (5-fold cross-fitting). `bins` has ten
-    groups of labels by their probability: mean probability, share that was right, size.
+    Attributes
+    ----------
+    slope, intercept : float
+        The coefficients of the curve.
+    n_labels, n_right : int
+        Number of labels, and of right first hits among them.
+    brier_score : float
+        Mean squared difference between probability and label. This and the next two are from 5-fold
+        cross-fitting: each label is compared with a curve that was fitted without it.
+    calibration_error : float
+        Mean difference between probability and share of right first hits, over ten groups.
+    bins : tuple of (float, float, int)
+        For each group: mean probability, share of right first hits, number of labels.
     """
 
     slope: float
@@ -44,15 +56,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Converts the confidence of one search; create it with `calibrate`.
+    """Converts confidence to probabilities and shares; create it with `calibrate`.
 
     Attributes
     ----------
     quantiles : tuple of float
-        The 0, 1, 2 … 100 % quantiles of the confidence of the queries.
+        The 0 %, 1 %, … 100 % quantiles of the confidence.
     n_queries : int
+        Number of queries that the quantiles were measured on.
     curve : Curve or None
-        None without labels.
+        Converts confidence to probability; None without labels.
 
     Examples
     --------
@@ -79,42 +92,42 @@ class Calibration:
         curve = self._known_curve()
         given = _open_confidence(confidence)
         if np.isnan(given).any():
-            raise NNNormError("confidence must be numbers; got NaN")
+            raise NNNormError("confidence must be numbers; got NaN: leave out such queries")
         return _sigmoid(curve.intercept + curve.slope * given)
 
     def threshold(self, probability: float) -> float:
-        """Return the `min_confidence` at which the first hit is right with `probability`."""
+        """Return the `min_confidence` at which the first hit is right with this probability."""
         curve = self._known_curve()
         if not 0 < check_number("probability", probability) < 1:
             raise NNNormError(f"probability must be between 0 and 1; got {probability!r}")
         if curve.slope <= 0:
-            raise NNNormError("confidence doesn't rise with being right here, so no bound helps")
+            raise NNNormError("confidence doesn't separate right from wrong; pass more labels")
         return (math.log(probability / (1 - probability)) - curve.intercept) / curve.slope
 
     def quantile(self, share: float) -> float:
-        """Return the `min_confidence` that this share of the queries is below."""
+        """Return the `min_confidence` that drops this share of the queries."""
         check_number("share", share, 0, 1)
         return float(np.interp(share, _STEPS, self.quantiles))
 
     def share_below(self, confidence: npt.ArrayLike) -> Any:
-        """Return the share of queries with less confidence, in the same shape."""
+        """Return the share of queries with less confidence, in the shape of `confidence`."""
         return np.interp(_open_confidence(confidence), self.quantiles, _STEPS)
 
     def _known_curve(self) -> Curve:
         if self.curve is None:
             raise NNNormError(
-                "this calibration has no labels, so it has shares of queries but no probabilities; "
-                "pass is_right to calibrate (--labels)"
+                "a calibration without labels has no probabilities, only shares of queries; pass "
+                "is_right to calibrate (--labels)"
             )
         return self.curve
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """Return the calibration as a dictionary that `json.dumps` accepts."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Calibration":
-        """Read what `to_dict` wrote."""
+        """Create a calibration from the result of `to_dict`."""
         curve = stored["curve"]
         if curve is not None:
             curve = Curve(**{**curve, "bins": tuple(map(tuple, curve["bins"]))})
@@ -125,15 +138,19 @@ _STEPS = np.linspace(0, 1, 101)
 
 
 def calibrate(confidence: npt.ArrayLike, is_right: npt.ArrayLike | None = None) -> Calibration:
-    """Convert the confidence of searches to probabilities, from a sample of queries.
+    """Learn from a sample of queries how likely the first hit is right, given its confidence.
+
+    Use the result to show no hits if the first one is probably wrong: pass
+    ``calibration.threshold(0.8)`` to `search` as `min_confidence`. A calibration is valid for one
+    corrector, weight, gallery and kind of traffic.
 
     Parameters
     ----------
     confidence : array, shape (n_queries,)
-        `Ranking.confidence` of queries with hits.
+        `Ranking.confidence` of queries that have hits.
     is_right : array of bool, shape (n_queries,), optional
         Whether the first hit of each query is right. About 300 labels are enough; 50 are the
-        minimum. Without labels, the calibration has shares of queries, but no probabilities.
+        minimum. Without labels, the calibration has no probabilities, only shares of queries.
 
     Returns
     -------
@@ -156,13 +173,13 @@ def calibrate(confidence: npt.ArrayLike, is_right: npt.ArrayLike | None = None) 
     if is_right is None:
         return Calibration(quantiles, len(given))
     labels = _check_labels(is_right, len(given))
-    scale = float(given.std()) if np.ptp(given) else 1.0  # of equal numbers it may be 1e-17
+    scale = float(given.std()) if np.ptp(given) else 1.0  # of equal numbers, std may be 1e-17
     x = (given - given.mean()) / scale
     (intercept, slope), error = _fit(x, labels)
     if slope < _CLEAR_SLOPE * error:
         warn(
             f"confidence hardly separates right from wrong first hits in these {len(labels):,} "
-            "labels; check that they are in the order of the queries, or pass more of them"
+            "labels; check that the labels are in the order of the queries, or label more queries"
         )
     held_out = np.empty(len(x))
     fold = np.random.default_rng(0).permutation(len(x)) % _N_FOLDS
@@ -197,8 +214,8 @@ def _check_labels(is_right: npt.ArrayLike, n_queries: int) -> npt.NDArray[np.boo
     if given.shape != (n_queries,):
         expected = f"is_right must have one label per query, shape ({n_queries},)"
         raise NNNormError(f"{expected}; got {given.shape}: leave out queries without a label")
-    if given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
-        raise NNNormError("labels must be 1 or 0, or True or False, for every query")
+    if wrong := [label for label in given.tolist() if label not in (0, 1)]:
+        raise NNNormError(f"labels must be 1 or 0, or True or False; got {wrong[0]!r}")
     labels = given.astype(bool)
     n_right = int(labels.sum())
     if n_queries < _FEWEST or not _FEWEST_OF_A_KIND <= n_right <= n_queries - _FEWEST_OF_A_KIND:
@@ -211,7 +228,7 @@ def _check_labels(is_right: npt.ArrayLike, n_queries: int) -> npt.NDArray[np.boo
 
 
 def _fit(x: FloatArray, labels: npt.NDArray[np.bool_]) -> tuple[tuple[float, float], float]:
-    """Intercept and slope of a logistic regression by Newton steps, and the slope's error."""
+    """Fit a logistic regression by Newton's method: (intercept, slope), and the slope's error."""
     design = np.column_stack([np.ones_like(x), x])
     signs = np.where(labels, -1.0, 1.0)
 
@@ -235,7 +252,7 @@ def _fit(x: FloatArray, labels: npt.NDArray[np.bool_]) -> tuple[tuple[float, flo
 def bin_probabilities(
     probabilities: FloatArray, labels: npt.NDArray[np.bool_]
 ) -> tuple[tuple[float, float, int], ...]:
-    """Mean probability, share of right ones and size of ten equally large groups, lowest first."""
+    """Divide labels by probability into ten groups: mean probability, share of right ones, size."""
     parts = np.array_split(np.argsort(probabilities, kind="stable"), _N_BINS)
     return tuple(
         (float(probabilities[part].mean()), float(labels[part].mean()), len(part)) for part in parts

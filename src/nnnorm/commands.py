@@ -22,7 +22,7 @@ def write_command(name: str, options: Mapping[str, Any]) -> list[str]:
 def write_fit(
     files: Mapping[str, Any], method: str, params: Mapping[str, Any], normalize: bool | None
 ) -> list[str]:
-    """Write the command that fits a setting; what is automatic is left out."""
+    """Write the command that fits a setting, without parameters that are automatic."""
     given = {name: value for name, value in params.items() if value != "auto"}
     options = {**files, "method": None if method == "nnn" else method}
     options |= {name: given.pop(name) for name in ("reference_k", "alpha") if name in given}
@@ -30,7 +30,10 @@ def write_fit(
         f"{name}={str(value).lower() if isinstance(value, bool) else value}"
         for name, value in given.items()
     ]
-    return write_command("fit", {**options, "-o": "bias.safetensors", "normalize": normalize})
+    options["-o"] = "bias.safetensors"
+    if method == "nnn":  # new items need it; gated methods and Sinkhorn have none
+        options["save_corrector"] = "corrector.safetensors"
+    return write_command("fit", {**options, "normalize": normalize})
 
 
 def wrap_command(parts: Sequence[str], columns: int) -> str:

@@ -1,14 +1,14 @@
-"""`Corrector`: a method with its settings and past queries, for today's items and later ones.
+"""`Corrector`: a method with its settings and past queries, for current and later items.
 
-    Corrector.fit(gallery, references) ─► .bias               the values of its gallery
-                                          .bias_for           the values of any items
+    Corrector.fit(gallery, references) ─► .bias               the bias of its gallery
+                                          .bias_for           the bias of any other items
                                           .transform_items    rows to store in any engine
-                                          .transform_queries  rows to search it with
+                                          .transform_queries  rows to search that engine with
 
 Bias values are comparable only if references, k and normalization are the same. A corrector keeps
-all of these, so the values of later items can be compared with those in an index. The references
-are kept in float16, and all values are computed from the rounded rows, so a loaded corrector gives
-the same numbers as before it was saved.
+all three, so you can add later items to an index that already has values. References are stored in
+float16. All values are computed from the rounded rows, so a corrector returns the same numbers
+before and after it is saved.
 """
 
 import hashlib
@@ -42,27 +42,41 @@ from nnnorm.solvers import Solver, check_solver
 
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]
 
-# Items of the gallery that are kept for `nnnorm drift`: enough to compare rankings, 1 MB at most.
+# Number of gallery items kept for `nnnorm drift`: enough to compare rankings, and 1 MB in float16
+# with 512 dimensions.
 _N_SAMPLE = 1024
-# Queries by which changes of the top-1 item are counted after a refit.
-_N_ASKED = 1024
-# The median value of new items from the same source was within 0.7 standard deviations of the
-# gallery's on six real sets; that of random rows or of another model was 4.5 to 9 away on five.
+# Number of queries used to count changed top-1 items after a refit.
+_N_QUERIES = 1024
+# On six real sets, the median value of new items from the same source was within 0.7 standard
+# deviations of the gallery's. On five sets, the median of random rows or of rows from another model
+# was 4.5 to 9 standard deviations away.
 _FAR = 4.0
-# Fewer items than this may well all be unusual.
-_FEWEST_JUDGED = 8
-# Norms this close to 1 are unit norms that were rounded, as float16 does.
+# With fewer new items than this, the median may be far away by chance.
+_FEWEST_CHECKED = 8
+# Norms this close to 1 are unit norms that were rounded, for example to float16.
 _UNIT = 5e-3
-# Later items of raw embeddings may be longer than those of the gallery by this factor.
+# Without normalization, later items may be longer than the longest gallery item by this factor.
 _HEADROOM = 1.25
-# A row that float16 changes by more than this share of its norm is beyond its range.
+# If float16 changes a row by more than this share of its norm, the row is outside its range.
 _HALF_ERROR = 2e-3
 _MAKER = "nnnorm fit --save-corrector"
 
 
 @dataclass(frozen=True)
 class RefitReport:
-    """How far the biases of a gallery moved in a refit."""
+    """How far the biases of a gallery moved in a refit.
+
+    Attributes
+    ----------
+    correlation : float
+        Correlation of the previous and the new biases; 0 if one of them is constant.
+    mean_shift : float
+        Mean correction (weight · bias) after the refit minus the mean before it.
+    changed_first_places : float
+        Share of queries with another top-1 item.
+    n_items, n_queries : int
+        Number of items and queries that were compared.
+    """
 
     correlation: float
     mean_shift: float
@@ -73,18 +87,27 @@ class RefitReport:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Corrector:
-    """A method with its settings and past queries, from `Corrector.fit` or `Corrector.load`.
+    """A fitted correction: computes the bias of any item from past queries.
+
+    Some items score too high for almost every query: they are hubs. An item's bias is one number
+    that estimates how inflated its scores are, from its best scores with past queries. A corrected
+    search ranks items by ``score − weight · bias``.
+
+    Create a corrector with `Corrector.fit` or `Corrector.load`. It keeps a method, its settings and
+    the past queries, so that it can compute the bias of new items, too. To correct a vector engine,
+    store the rows of `transform_items` and search with the rows of `transform_queries`. To search
+    in memory, pass the corrector to `search`.
 
     Attributes
     ----------
     method : Method
-        The method, with the numbers that the fit chose.
+        The method, such as `NNN`, with the settings that the fit chose.
     asked : Method
-        The method that you passed; `refit` chooses its numbers again.
+        The method that you passed to `fit`. `refit` chooses its automatic settings again.
     bank : Embeddings, shape (n_references, dim)
-        The references that were used, without near-duplicates; see `recent` in `fit`.
+        The past queries that were used; see `duplicates` and `recent` in `fit`.
     bias : Bias
-        The bias of the fitted gallery.
+        The bias of the gallery that was passed to `fit`.
     normalize : bool
         Whether rows are divided by their norms.
     unit : bool
@@ -92,21 +115,21 @@ class Corrector:
     augmentation : Augmentation
         How `transform_items` and `transform_queries` extend rows.
     item_norms : (float, float)
-        Smallest and largest norm of the gallery.
+        Smallest and largest norm of the gallery's rows.
     duplicates : {"drop", "keep"}
-        Whether near-duplicate references count once; also used by `refit`.
+        Whether near-duplicate past queries count once. `refit` uses the same value.
     sample : ndarray, shape (n_sample, dim)
         A sample of the gallery, for `nnnorm drift`.
     center : ndarray, shape (dim,), or None
-        The gallery's mean, if the method subtracts it.
+        The gallery's mean, if the method subtracts it from the items.
     bank_of_items : Embeddings, shape (n_gallery_references, dim), or None
-        Gallery-side references, for methods that use them.
+        Items that `DualSoftmax` compares the gallery with.
     sample_groups : tuple of str
         The groups of the sample, if the corrector was fitted with groups.
     calibration : Calibration or None
         Converts the confidence of searches to probabilities; see `with_calibration`.
     refit_report : RefitReport or None
-        After a `refit`, how far the biases moved. It isn't saved.
+        After a `refit`: how far the biases moved. It isn't saved.
 
     Examples
     --------
@@ -150,7 +173,7 @@ class Corrector:
             f"dimensions, {rows})"
         )
 
-    # --- making one --------------------------------------------------------------------------
+    # --- fit and refit -----------------------------------------------------------------------
 
     @classmethod
     def fit(
@@ -176,32 +199,36 @@ class Corrector:
         Parameters
         ----------
         gallery : array or path, shape (n_gallery, dim)
-            The items that are searched.
+            The embeddings of the items that are searched.
         references : Bank, array or path, shape (n_references, dim)
-            Past queries.
+            Past queries, embedded by the same model.
         method : Method
-            Any method except `Sinkhorn` and the gated ones, which can't give a new item a bias.
-        groups, between : optional
-            One label per item of a mixed gallery, and the weight of the differences between groups;
-            see `Method.fit`. Later items need labels of the same groups.
+            By default `NNN` with automatic settings. `Sinkhorn` and the gated methods are rejected,
+            because they can't compute the bias of a new item.
+        groups : array, shape (n_gallery,), optional
+            For a mixed gallery: one label per item, such as "photo" or "text"; see `Method.fit`.
+            Later items need labels, too, from the same groups.
+        between : float
+            With groups: the weight of the differences between groups.
         recent : array or path, shape (n_recent, dim), optional
-            A few dozen queries from your own traffic, in case the references come from elsewhere.
-            If they match, both are used; otherwise, only the recent queries. The `params` of the
-            bias have ``past_queries`` ("both" or "recent") and ``mismatch_z``, which is above 3 if
-            they don't match.
+            A few dozen queries from your own traffic. Pass them if the references come from another
+            source. If both match, both are used; otherwise, only the recent queries are used.
+            ``bias.params`` has the choice as ``past_queries`` ("both" or "recent"), and
+            ``mismatch_z``, which is above 3 if they don't match.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
-            A bank of gallery-side items, for `DualSoftmax`.
-        duplicates, allow_gallery_rows : optional
-            Whether near-duplicates count once, and whether references may be rows of the gallery;
-            see `Method.fit`.
+            For `DualSoftmax`: items to compare the gallery with.
+        duplicates : {"drop", "keep"}, optional
+            "drop" counts near-duplicate references once; see `Method.fit`.
+        allow_gallery_rows : bool
+            Whether references may be rows of the gallery; see `Method.fit`.
         solver, quality : optional
-            How the means of this gallery are computed; see `Method.fit`. Those of later items are
-            exact.
+            How the means of this gallery are computed; see `Method.fit`. The means of later items
+            are always exact.
         normalize : bool, optional
             True divides every row by its norm, including later items and queries. If all rows have
             unit norms without it, later rows with other norms are rejected.
         memory_budget : int
-            Bytes to use beyond the inputs and the result.
+            Bytes to use beyond the inputs and the result, 512 MB by default.
         progress : callable, optional
             Called with ``(done, total)``.
 
@@ -283,8 +310,8 @@ class Corrector:
     ) -> "Corrector":
         """Fit the same method with newer past queries, and measure how far the biases moved.
 
-        Automatic numbers and the center are chosen again, so the gallery is needed. Don't mix the
-        values of the old and the new corrector: index all items again.
+        Automatic settings and the center are computed again, so pass the gallery, too. Don't mix
+        the values of the previous and the new corrector: index all items again.
 
         Parameters
         ----------
@@ -294,15 +321,17 @@ class Corrector:
             The current items.
         groups : array, shape (n_gallery,), optional
             The labels of the items, if the corrector was fitted with groups.
-        recent, gallery_references, duplicates : optional
-            As in `fit`. By default, the second bank and `duplicates` don't change.
+        recent : array or path, shape (n_recent, dim), optional
+            As in `fit`. It isn't saved: pass it again if you passed it to `fit`.
+        gallery_references, duplicates : optional
+            As in `fit`. By default, those of this corrector.
         **options
             `allow_gallery_rows`, `solver`, `quality`, `memory_budget` and `progress` of `fit`.
 
         Returns
         -------
         Corrector
-            With `refit_report`.
+            Its `refit_report` compares it with this one.
 
         Examples
         --------
@@ -319,23 +348,23 @@ class Corrector:
             warn("the calibration isn't valid for the new corrector; call calibrate again")
         if recent is None and "past_queries" in self.bias.params:
             warn(
-                "this corrector was fitted with recent queries, which decide whether the past "
-                "queries are used; this refit has none and uses all past queries: pass recent= to "
-                "check them"
+                "this corrector was fitted with recent queries, but this refit has none, so all "
+                "past queries are used without a check that they match; to check them, pass "
+                "recent= again"
             )
-        # A bank that is normalized suits unit rows too, which False would reject.
+        # None accepts a normalized bank if all rows have unit norms; False would reject it.
         normalize = True if self.normalize else None if self.unit else False
         past = open_references(references, normalize=normalize)
         second = self.bank_of_items if gallery_references is None else gallery_references
         kept: dict[str, Any] = {"recent": recent, "groups": groups, "gallery_references": second}
         kept |= {"between": self.bias.params.get("between", 1.0), "normalize": normalize}
-        # A bank has no copies to keep.
+        # A bank has no duplicates, so "keep" would be rejected.
         kept["duplicates"] = duplicates or (self.duplicates if past.counts is None else "drop")
         new = Corrector.fit(items, past, self.asked, **kept, **options)
         asked = new.bank if recent is None else new.open(recent, "recent")
         return replace(new, refit_report=_report(old, new.bias, items, asked))
 
-    # --- what it keeps -----------------------------------------------------------------------
+    # --- facts -------------------------------------------------------------------------------
 
     @property
     def dim(self) -> int:
@@ -344,12 +373,12 @@ class Corrector:
 
     @property
     def longest(self) -> float:
-        """Largest norm of an item that can be stored."""
+        """Largest norm that an item may have."""
         return _longest_norm(self.item_norms, self.unit)
 
     @property
     def weight(self) -> float:
-        """The weight of the bias. It is part of the query, so a search can use another."""
+        """The weight of the bias; see `transform_queries` to search with another one."""
         return self.bias.weight
 
     @property
@@ -369,9 +398,9 @@ class Corrector:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Fingerprint of banks, settings, normalization, center and augmentation.
+        """Hash of past queries, settings, normalization, center and augmentation.
 
-        Values and rows from two correctors can be mixed only if their fingerprints are equal.
+        Mix values or rows from two correctors only if their fingerprints are equal.
         """
         about = {
             "method": [self.method.name, self.method.params],
@@ -403,17 +432,18 @@ class Corrector:
         Parameters
         ----------
         items : array or path, shape (n_items, dim)
+            The items, new or old.
         groups : array, shape (n_items,), optional
             The group of each item, if the corrector was fitted with groups.
         memory_budget : int
-            Bytes to use beyond the inputs and the result.
+            Bytes to use beyond the inputs and the result, 512 MB by default.
         progress : callable, optional
             Called with ``(done, total)``.
 
         Returns
         -------
         Bias
-            Mix it only with values that have the same ``fingerprints["corrector"]``.
+            Mix its values only with those that have the same ``fingerprints["corrector"]``.
 
         Examples
         --------
@@ -441,19 +471,21 @@ class Corrector:
         groups: npt.ArrayLike | None = None,
         popularity: Popularity | None = None,
     ) -> FloatArray:
-        """Extend items by their bias: the rows to store in an engine.
+        """Return the rows to store in a vector engine: items with two more columns.
 
-        All stored rows have the same norm, so inner product, cosine and L2 all give the order of
-        the corrected scores. Search with the rows of `transform_queries`.
+        The first column has the bias. The second one makes all norms equal, so inner product,
+        cosine and L2 all rank by the corrected score. Search with rows of `transform_queries`.
 
         Parameters
         ----------
         items : array or path, shape (n_items, dim)
+            The items, new or old.
         groups : array, shape (n_items,), optional
             The group of each item, if the corrector was fitted with groups.
         popularity : Popularity, optional
-            Clicks of these items, added to their bias. Rows with and without clicks can be mixed,
-            if all have the same weight. For large weights, see `with_room`.
+            Clicks of these items. Frequently clicked items then rank higher. You can store rows
+            with and without clicks in one index, if all clicks have the same weight. For large
+            weights, see `with_room`.
 
         Returns
         -------
@@ -474,11 +506,15 @@ class Corrector:
         return self.augmentation.extend_all(opened, values)
 
     def transform_queries(self, queries: Source, *, weight: float | None = None) -> FloatArray:
-        """Extend queries by the weight: the rows to search with.
+        """Return the rows to search a vector engine with: queries with two more columns.
+
+        The first column has the weight of the bias, the second one is 0. The weight is part of the
+        query, so you can change it without storing items again.
 
         Parameters
         ----------
         queries : array or path, shape (n_queries, dim)
+            The queries to search for.
         weight : float, optional
             Replaces the corrector's weight; 0 is the uncorrected search.
 
@@ -502,12 +538,15 @@ class Corrector:
     def confidence(
         self, scores: npt.ArrayLike, queries: npt.ArrayLike, *, metric: Target = "ip"
     ) -> FloatArray:
-        """Compute the confidence of a search with your engine's own client; see `Ranking`.
+        """Compute the confidence of searches that you ran with your engine's own client.
+
+        Confidence compares queries: the higher it is, the more likely the first hit is right. See
+        `Ranking`.
 
         Parameters
         ----------
         scores : array, shape (n_queries, n_hits)
-            The engine's scores for rows of `transform_items`, best first. Fetch 10 hits.
+            The engine's scores for rows of `transform_items`, best first. Fetch 10 hits or more.
         queries : array, shape (n_queries, dim + 2)
             Rows from `transform_queries`.
         metric : {"ip", "cosine", "l2"}
@@ -537,24 +576,25 @@ class Corrector:
                 f"{asked.shape}"
             )
         if np.isnan(given).any():
-            raise NNNormError("confidence needs the score of every hit; got NaN or none")
+            raise NNNormError("scores must not be NaN; for a missing hit, pass -inf (inf for l2)")
         if metric not in get_args(Target):
             raise NNNormError(f"metric must be 'ip', 'cosine' or 'l2'; got {metric!r}")
         weights = -asked[:, [self.dim]] * self.augmentation.scale
         return measure_confidence(self.augmentation.read_scores(given, asked, weights, metric))
 
     def with_room(self, popularity: Popularity, *, growth: float = 1000) -> "Corrector":
-        """Return a corrector for items with clicks. Call it before you store the first item.
+        """Return a corrector that can store items with many clicks.
 
-        All stored rows have one norm, which limits the values of items, now and later. The norm is
-        part of the fingerprint: don't mix rows of the two correctors.
+        All stored rows have the same norm, which limits how large a bias with clicks can be. The
+        returned corrector uses a larger norm. Call this method before you store the first item, and
+        don't mix rows of the two correctors: their fingerprints differ.
 
         Parameters
         ----------
         popularity : Popularity
             The current clicks, with the weight that you will use.
         growth : float
-            Factor by which the largest number of clicks may grow.
+            Factor by which the largest number of clicks may grow later.
 
         Returns
         -------
@@ -579,6 +619,9 @@ class Corrector:
     def with_calibration(self, calibration: Calibration) -> "Corrector":
         """Return this corrector with a calibration, to save both in one file.
 
+        A calibration converts the confidence of a search to the probability that its first hit is
+        right.
+
         Parameters
         ----------
         calibration : Calibration
@@ -587,7 +630,7 @@ class Corrector:
         Returns
         -------
         Corrector
-            It has the same fingerprint, because biases and rows don't change.
+            With the same fingerprint, because biases and rows don't change.
 
         Examples
         --------
@@ -604,13 +647,15 @@ class Corrector:
         return replace(self, calibration=calibration)
 
     def open(self, source: Source, name: str) -> Embeddings:
-        """Open and check rows for this corrector.
+        """Open rows, and check that they fit this corrector.
 
         Parameters
         ----------
         source : array or path, shape (n_rows, dim)
+            Items or queries.
         name : {"items", "gallery", "queries", "recent"}
-            The role. Items are compared with the fitted gallery, and queries with the references.
+            What the rows are. The norms of items are compared with those of the fitted gallery,
+            those of queries with the references.
 
         Returns
         -------
@@ -622,9 +667,9 @@ class Corrector:
             if not rows.normalized and not _has_unit_norms(rows):
                 low, high = rows.norm_range
                 raise NNNormError(
-                    f"the rows of {rows.name} do not have unit norm (norms {low:.4g} to "
-                    f"{high:.4g}), but all rows of this corrector do; normalize them, or fit the "
-                    "corrector with normalize=True (--normalize)"
+                    f"rows of {rows.name} must have norm 1, like all rows of this corrector; got "
+                    f"norms {low:.4g} to {high:.4g}: normalize them, or fit the corrector with "
+                    "normalize=True (--normalize)"
                 )
         else:
             role = "items" if name in ("items", "gallery") else "references"
@@ -634,12 +679,12 @@ class Corrector:
         return rows
 
     def _normalizes(self, source: Source) -> bool:
-        """Whether rows are normalized; unit rows may have been already."""
+        """Whether to normalize rows; rows that were opened as normalized stay so."""
         given = isinstance(source, Embeddings) and source.normalized
         return self.normalize or (given and self.unit)
 
     def open_groups(self, groups: npt.ArrayLike | None, n_items: int) -> Labels | None:
-        """Return the labels of items, or raise an error if the corrector needs others."""
+        """Return the labels of items; raise unless they are given if and only if needed."""
         if self.groups is None and groups is None:
             return None
         if self.groups is None:
@@ -649,13 +694,13 @@ class Corrector:
         if groups is None:
             raise NNNormError(
                 f"this corrector was fitted with groups ({name_groups(self.groups)}); pass groups "
-                "(--groups), a label per item, to bias_for, transform_items or the index"
+                "(--groups), one label per item"
             )
         return open_labels(groups, n_items)
 
     def open_valid(self, source: Source, name: str) -> embeddings.ValidRows:
         """Open the valid rows of items; the caller checks their norms."""
-        with quiet():  # odd norms are among the results
+        with quiet():  # the caller reports unusual norms
             normalize = self._normalizes(source)
             found = embeddings.open_valid(source, name=name, normalize=normalize)
         check_same_dim(found.embeddings, self.bank)
@@ -666,7 +711,7 @@ class Corrector:
     ) -> FloatArray:
         """Compute values with group offsets; warn if they are far from those of the gallery."""
         labels = self.open_groups(groups, len(items))
-        # The value of an item must not depend on the others, so the solver is exact.
+        # The approximate solver learns from all items, so a value would depend on other items.
         banks, center = (self.bank, self.bank_of_items), self.center
         statistics = Statistics(items, *banks, center=center, solver="exact", **options)
         values = np.asarray(self.method.values(statistics), dtype=np.float32)
@@ -675,25 +720,25 @@ class Corrector:
         known = self.bias.values
         spread = float(known.std(dtype=np.float64))
         away = abs(float(np.median(values)) - float(np.median(known)))
-        if len(items) >= _FEWEST_JUDGED and away > _FAR * spread > 0:
+        if len(items) >= _FEWEST_CHECKED and away > _FAR * spread > 0:
             warn(
-                f"the bias of {items.name} is {away / spread:.0f} standard deviations from that of "
-                "the corrector's gallery; were they encoded by another model?"
+                f"the median bias of {items.name} is {away / spread:.0f} standard deviations from "
+                "that of the corrector's gallery; check that the same model encoded both"
             )
         return values
 
     def _check_weighted(self) -> None:
         if self.weight == 0:
             raise NNNormError(
-                "this corrector has weight 0, so its queries ignore the bias, and popularity has "
-                "no effect; store augment_gallery(items, corrector.bias_for("
-                "items) + popularity) and search with augment_queries"
+                "this corrector has weight 0, so its queries ignore popularity; call "
+                "augment_gallery and augment_queries of nnnorm.augmentation with the bias "
+                "corrector.bias_for(items) + popularity"
             )
 
     def _add_clicks(
         self, values: FloatArray, popularity: Popularity, items: Embeddings
     ) -> FloatArray:
-        """Add clicks to values; raise an error if they exceed the norm of the stored rows."""
+        """Add clicks to values; raise an error if the sum doesn't fit in the stored rows."""
         self._check_weighted()
         added = (Bias(values, self.weight, self.method.name) + popularity).values
         kept = self.augmentation
@@ -702,9 +747,9 @@ class Corrector:
         if beyond[row] ** 2 + items.norm_range[1] ** 2 > kept.radius**2:
             clicks = np.asarray(popularity.clicks)[row]
             raise NNNormError(
-                f"{items.name}: item {row} has {clicks:,.0f} clicks, more than the stored rows can "
-                f"represent with a weight of {popularity.weight:g}; store all items again with "
-                " corrector.with_room(popularity), or use a smaller weight"
+                f"item {row} of {items.name} has {clicks:,.0f} clicks, more than the stored rows "
+                f"can represent with a weight of {popularity.weight:g}; store all items again with "
+                "corrector.with_room(popularity), or use a smaller weight"
             )
         return added
 
@@ -724,7 +769,12 @@ class Corrector:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a `.safetensors` file, completely or not at all.
+        """Save the corrector as a `.safetensors` file; if that fails, nothing changes.
+
+        Parameters
+        ----------
+        path : str or PathLike
+            The file. An existing one is replaced.
 
         Examples
         --------
@@ -746,7 +796,16 @@ class Corrector:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Corrector":
-        """Read a file that `save` wrote.
+        """Load a corrector from a file that `save` wrote.
+
+        Parameters
+        ----------
+        path : str or PathLike
+            The `.safetensors` file.
+
+        Returns
+        -------
+        Corrector
 
         Examples
         --------
@@ -784,7 +843,7 @@ Correction: TypeAlias = Corrector | str | os.PathLike[str]
 
 
 def open_corrector(given: Correction) -> Corrector:
-    """Return a corrector, loaded if its path is given."""
+    """Return a corrector; if its path is given, load it."""
     if isinstance(given, (str, os.PathLike)):
         return Corrector.load(given)
     how = "from Corrector.fit(gallery, references), or the path of its file"
@@ -793,22 +852,22 @@ def open_corrector(given: Correction) -> Corrector:
 
 
 def check_method(method: Method) -> None:
-    """Raise an error if the method can't give a new item a bias."""
+    """Raise an error if the method can't compute the bias of new items."""
     check_type("method", method, Method, "such as NNN()")
     if method.gated_by:
         raise NNNormError(
-            f"method {method.name} depends on the best items of each query, so it can't give "
-            "later items a bias; use it without its gate, or use nnn"
+            f"a Corrector computes the bias of later items, but method {method.name} depends on "
+            "the best items of each query; use it without its gate, or use nnn"
         )
     if not method.values_each_item:
         raise NNNormError(
-            f"method {method.name} balances all items of a gallery at once, so it can't give later "
-            "items a bias; use nnn, csls, dn or is"
+            f"a Corrector computes the bias of later items, but method {method.name} balances "
+            "all items of a gallery at once; use nnn, csls, dn or is"
         )
 
 
 def _round_to_half(rows: FloatArray) -> Rows:
-    """Rows in float16, or unchanged if that has too small a range for them; read-only."""
+    """Return read-only rows in float16, or unchanged if they are outside its range."""
     with np.errstate(over="ignore"):
         half = rows.astype(np.float16)
     lost = np.linalg.norm(rows - half.astype(np.float32), axis=1)
@@ -819,7 +878,7 @@ def _round_to_half(rows: FloatArray) -> Rows:
 
 
 def _keep(source: Embeddings | Rows, name: str, normalize: bool) -> Embeddings:
-    """A bank as a corrector computes with it: the values that are saved, in float32."""
+    """Return a bank with the values that will be saved, rounded to float16, in float32."""
     kept = _round_to_half(np.asarray(source)).astype(np.float32)
     return open_embeddings(kept, name=name, normalize=normalize)
 
@@ -830,13 +889,13 @@ def _has_unit_norms(rows: Embeddings) -> bool:
 
 
 def _longest_norm(norms: tuple[float, float], unit: bool) -> float:
-    """Largest norm that a later item may have: `norms` are those of the gallery."""
+    """Return the largest norm that a later item may have; `norms` is the range of the gallery."""
     return 1 + _UNIT if unit else _HEADROOM * norms[1]
 
 
 def _report(old: Bias, new: Bias, items: Embeddings, asked: Embeddings) -> RefitReport:
     """Compare two biases of the same items, by their values and by the top-1 items of queries."""
-    rows = np.linspace(0, len(asked) - 1, min(len(asked), _N_ASKED)).astype(np.int64)
+    rows = np.linspace(0, len(asked) - 1, min(len(asked), _N_QUERIES)).astype(np.int64)
     some = open_embeddings(asked.take(rows), name="queries", normalize=items.normalized)
     first = [search(some, items, bias, k=1).indices for bias in (old, new)]
     before, after = (bias.values.astype(np.float64) for bias in (old, new))

@@ -1,6 +1,7 @@
-"""`search` and its `Ranking`: exact corrected search in blocks.
+"""`search` and its result, `Ranking`: exact corrected search in blocks.
 
-Gates (QBNorm, DualDIS) are decided here, per query, on the raw scores.
+For gated methods (QBNorm, DualDIS), the search compares raw scores to find which queries to
+correct.
 """
 
 import math
@@ -24,44 +25,45 @@ from nnnorm.methods import published_product
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, TopK, fill_rows, top_k
 from nnnorm.tables import check_ids
 
-# The ratio of the middle norms of queries and references from which on a search warns.
+# A search warns if the norm ranges of queries and references don't overlap, and their middles
+# differ by more than this factor.
 _SCALES_APART = 2
-# Confidence is the best score minus this share of the mean of this many best scores. From
-# 0.75 to 0.9 the mean AUROC of 11 sets hardly differs; CLIP prefers the lower end.
+# Confidence is the best score minus `_MEAN_SHARE` times the mean of the `N_COMPARED` best scores.
+# With shares from 0.75 to 0.9, the mean AUROC of 11 sets is about the same; for CLIP, lower shares
+# are slightly better.
 N_COMPARED = 10
 _MEAN_SHARE = 0.8
 
 
 class GivesBias(Protocol):
-    """A `Corrector`, which has a bias for any gallery."""
+    """A `Corrector`, which can compute a bias for any gallery."""
 
     def bias_for(self, items: Source) -> Bias: ...  # noqa: D102
 
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """The best items of each query, best first. Ties are in the order of their indices.
+    """The best items of each query, best first.
 
-    Scores of equal rows may differ in the last bit, because BLAS adds up products in different
-    orders. Such bits decide their order.
+    Items with equal scores are in the order of their rows. Scores of equal items may differ in the
+    last bit, because BLAS adds up products in different orders. Then that bit determines their
+    order. A missing hit has the score −inf, the index −1, and the id or parent −1 or "".
 
     Attributes
     ----------
     scores : ndarray, shape (n_queries, k), float32
         Corrected scores.
     indices : ndarray, shape (n_queries, k), int64
-        Gallery rows.
+        Rows of the gallery.
     ids : ndarray, shape (n_queries, k), or None
-        The ids of the items, if you passed them or the gallery has them.
+        The ids of the items, if you passed ids or the gallery has them.
     confidence : ndarray, shape (n_queries,), float32, or None
-        A number to compare how likely first hits are right: the best score minus 0.8 times the mean
-        of the 10 best, or of all if there are fewer. None if it was loaded from a file without
-        confidence.
+        The higher it is, the more likely the first hit of the query is right, compared with other
+        queries. It is the best score minus 0.8 times the mean of the 10 best scores (of all if
+        there are fewer). None if the file that you loaded has no confidence.
     parents : ndarray, shape (n_queries, k), or None
-        The document of each hit, if the items are chunks of documents. In that case, `indices` and
-        `ids` are those of its best chunk.
-
-    Missing hits have the score −inf, the index −1, and the id or parent −1 or "".
+        The document of each hit, if items are chunks of documents. Then `indices` and `ids` are
+        those of the document's best chunk.
     """
 
     scores: FloatArray
@@ -74,7 +76,7 @@ class Ranking:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[list[tuple[Any, float]]]:
-        """Yield a list of (id, score) per query; without ids, the item's row is its id."""
+        """Yield a list of (id, score) per query; without ids, (row, score)."""
         names = self.indices if self.ids is None else self.ids
         for row, scores in zip(names.tolist(), self.scores.tolist(), strict=True):
             yield [hit for hit in zip(row, scores, strict=True) if hit[1] > -math.inf]
@@ -84,7 +86,12 @@ class Ranking:
         return f"Ranking({len(self):,} queries, k={self.indices.shape[1]}{with_ids})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a `.npz` file, completely or not at all.
+        """Save the ranking as a `.npz` file; if that fails, nothing changes.
+
+        Parameters
+        ----------
+        path : str or PathLike
+            The file. An existing one is replaced.
 
         Examples
         --------
@@ -102,7 +109,16 @@ class Ranking:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Ranking":
-        """Read a file that `save` wrote.
+        """Load a ranking from a file that `save` wrote.
+
+        Parameters
+        ----------
+        path : str or PathLike
+            The `.npz` file.
+
+        Returns
+        -------
+        Ranking
 
         Examples
         --------
@@ -137,42 +153,48 @@ def search(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Ranking:
-    """Find the k best items of every query by ``s(q, r) − weight·values[r]``, exactly.
+    """Find the k best items of every query, with or without a correction.
+
+    The score of an item is its inner product with the query, or their cosine with
+    ``normalize=True``. With a bias, the search subtracts ``weight · bias.values`` from the scores,
+    so that hubs rank lower. It compares every query with every item, so the result is exact.
 
     Parameters
     ----------
     queries : array or path, shape (n_queries, dim)
+        Embeddings of the queries.
     gallery : array or path, shape (n_gallery, dim)
-        If you search often, open it once with `open_embeddings`.
+        Embeddings of the items. If you search often, open them once with `open_embeddings`.
     bias : Bias or Corrector, optional
-        A bias that was fitted on this gallery, or a corrector, which computes one for any gallery.
-        Without it, the search is uncorrected.
+        A bias that was fitted on this gallery, or a corrector, which can compute the bias of any
+        gallery. Without one, the search is uncorrected.
     k : int
-        Number of items to return, at most n_gallery.
+        Number of items to return per query, at most n_gallery.
     weight : float, optional
         Replaces the weight of the bias; 0 is the uncorrected search.
     min_confidence : float, optional
-        Queries with a lower confidence get no hits: the index −1 and the score −inf.
+        Queries with a lower confidence get no hits: the index −1 and the score −inf. See
+        `Ranking` for confidence, and `calibrate` to choose this number.
     ids : array of int or str, shape (n_gallery,), optional
-        Ids of the items, for `Ranking.ids`; by default those of the gallery (such as a parquet
-        file's column `id`).
+        Ids of the items, for `Ranking.ids`. By default those of the gallery, such as a parquet
+        file's column `id`.
     parents : array of int or str, shape (n_gallery,), optional
-        The document of each item, if items are chunks. The k best documents are returned, ranked by
-        their best chunk; see `Ranking.parents`.
+        The document of each item, if items are chunks of documents. Then the search returns the k
+        best documents, ranked by their best chunk; see `Ranking.parents`.
     normalize : bool, optional
-        True divides every row by its norm (cosine). False uses raw inner products, and so does
-        None, with a warning if norms differ.
+        True divides every row by its norm, so scores are cosines. False uses raw inner products.
+        None uses them too, with a warning if norms differ. With a corrector, None normalizes if
+        the corrector does.
     memory_budget : int
-        Bytes to use beyond the inputs and the result.
+        Bytes to use beyond the inputs and the result, 512 MB by default.
     progress : callable, optional
         Called with ``(done, total)``.
 
     Returns
     -------
     Ranking
-        ``scores`` and ``indices``, both ``(n_queries, k)``, and ``confidence``, ``(n_queries,)``.
-        Scores of equal items may differ in the last bit; see `Ranking`. Compare the confidence of
-        queries only if their norms are equal.
+        ``scores`` and ``indices``, shape ``(n_queries, k)``, and ``confidence``, shape
+        ``(n_queries,)``. Compare the confidence of queries only if their norms are equal.
 
     Examples
     --------
@@ -201,8 +223,8 @@ def search(
     least = check_min_confidence(min_confidence)
     n_fetched = max(k, min(N_COMPARED, n_items))
     if documents is not None or (used is not None and used.gates):
-        # A gate looks at a query's raw best item, and a document has many items, so whole rows are
-        # made, a few at a time.
+        # Gates need the raw best item of a query, and documents the scores of all their chunks. So
+        # whole rows of scores are computed, a few at a time.
         found = []
         options: dict[str, Any] = {"memory_budget": memory_budget // 2, "progress": progress}
         options["weight"] = None if used is None else weight
@@ -228,7 +250,7 @@ def search(
 
 
 def measure_confidence(scores: FloatArray) -> FloatArray:
-    """Confidence in the first hit of every query, from its best corrected scores, best first."""
+    """Return the confidence of every query from its best corrected scores, best first."""
     best = scores[:, :N_COMPARED].astype(np.float64)
     is_hit = best > -np.inf
     mean = best.sum(axis=1, where=is_hit) / is_hit.sum(axis=1).clip(min=1)
@@ -237,12 +259,12 @@ def measure_confidence(scores: FloatArray) -> FloatArray:
 
 
 def check_min_confidence(given: float | None) -> float:
-    """Return a bound of the confidence, −inf if none is given; raise for anything but a number."""
+    """Return the minimum confidence, −inf if it is None; raise unless it is a number."""
     return -math.inf if given is None else check_number("min_confidence", given, -1e30, 1e30)
 
 
 def drop_hits(is_dropped: npt.NDArray[np.bool_], *parts: npt.NDArray[Any] | None) -> None:
-    """Mark in place that some queries have no hits: scores −inf, whole numbers −1, text ""."""
+    """Remove the hits of some queries in place: scores become −inf, whole numbers −1, text ""."""
     for part in parts:
         if part is not None:
             part[is_dropped] = {"f": -np.inf, "U": ""}.get(part.dtype.kind, -1)
@@ -261,10 +283,13 @@ def score_matrix(
     Parameters
     ----------
     queries : array or path, shape (n_queries, dim)
+        Embeddings of the queries.
     gallery : array or path, shape (n_gallery, dim)
+        Embeddings of the items.
     bias : Bias, optional
+        A bias that was fitted on this gallery. Without one, the scores are uncorrected.
     weight : float, optional
-        Instead of the bias's own weight.
+        Replaces the weight of the bias.
     normalize : bool, optional
         As in `search`.
 
@@ -293,15 +318,18 @@ def iterate_scores(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, FloatArray]]:
-    """Stream corrected scores in whole rows, a strip of queries at a time."""
+    """Yield the row of the first query, and corrected scores of some queries with all items.
+
+    The yielded array is overwritten by the next one.
+    """
     asked, items, weight = _open(queries, gallery, bias, weight)
     n_queries, n_gallery = len(asked), len(items)
     gated = bias if bias is not None and bias.gates else None
     offset = None if bias is None or bias.gates else np.float32(weight) * bias.values
-    # Scores, and what a caller compares them by; a gate needs raw and corrected ones.
+    # Bytes per score, with a copy for the caller. Gates need raw and corrected scores.
     per_score = 8 if gated is None else 16
     if gated is not None and gated.params.get("gate") == "paper":
-        per_score = 64  # a product in float64
+        per_score = 64  # `published_product` uses several float64 matrices
     bytes_per_row = per_score * n_gallery + (0 if asked.in_memory else 8 * asked.dim)
     n_rows = max(1, min(memory_budget // 2 // bytes_per_row, 2**23 // n_gallery))
     n_rows = min(n_queries, n_rows)
@@ -320,10 +348,10 @@ def iterate_scores(
 
 
 def _correct(raw: FloatArray, bias: Bias, weight: float) -> FloatArray:
-    """Corrected scores of whole rows, ``(n_queries, n_gallery)``."""
+    """Return the corrected scores of whole rows, shape ``(n_queries, n_gallery)``."""
     if not bias.gates:
         return np.subtract(raw, np.float32(weight) * bias.values)
-    best = raw.argmax(axis=1)  # the raw best item; the lower index on a tie
+    best = raw.argmax(axis=1)  # on a tie, the lower index
     is_open = np.stack([gate.active[best] for gate in bias.gates])
     if bias.params.get("gate") == "paper":
         return published_product(raw, bias, is_open)
@@ -334,7 +362,7 @@ def _correct(raw: FloatArray, bias: Bias, weight: float) -> FloatArray:
 
 
 def warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None:
-    """Warn if the bias has another scale than the scores of these queries."""
+    """Warn if the norms of queries and references differ so much that the bias is off-scale."""
     if bias is None or bias.reference_norms is None or weight == 0 or not bias.values.any():
         return
     (low, high), (least, most) = sorted([bias.reference_norms, queries.norm_range])
@@ -342,8 +370,8 @@ def warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None
         of_queries = "{:.3g} to {:.3g}".format(*queries.norm_range)
         of_references = "{:.3g} to {:.3g}".format(*bias.reference_norms)
         warn(
-            f"{queries.name} has norms {of_queries}, but the bias was fitted with references of "
-            f"norms {of_references}, so the correction and the scores have different scales; "
+            f"rows of {queries.name} have norms {of_queries}, but the bias was fitted with "
+            f"references of norms {of_references}, so correction and scores have different scales; "
             "scale both the same way, or pass normalize=True (--normalize) to both fit and search"
         )
 
@@ -355,36 +383,36 @@ def _open(
     weight: float | None,
     normalize: bool | None = None,
 ) -> tuple[Embeddings, Embeddings, float]:
-    """Open both sides, check that the bias belongs to this gallery, and return its weight too."""
+    """Open queries and gallery, check that the bias fits the gallery, and return the weight."""
     asked = open_embeddings(queries, name="queries", normalize=normalize, fingerprint=False)
-    hashed = bias is not None  # a bias is matched with its gallery by the fingerprint
+    hashed = bias is not None  # the fingerprint shows whether the bias belongs to the gallery
     items = open_embeddings(gallery, name="gallery", normalize=normalize, fingerprint=hashed)
     embeddings.check_same_dim(asked, items)
     if asked.normalized or items.normalized:
         embeddings.check_same_norms(asked, items)
     if bias is None:
         if weight is not None:
-            raise NNNormError("weight needs a bias; pass one, or leave out weight")
+            raise NNNormError("weight needs a bias, got None; pass a bias, or leave out weight")
         return asked, items, 0.0
     check_type("bias", bias, Bias, "from a method's fit, corrector.bias or Bias.load(path)")
     if bias.fingerprints and not bias.fits(items) and bias.fits(asked):
         raise NNNormError(
-            "queries and gallery look swapped: the bias was fitted on what was given as queries; "
-            "the order is (queries, gallery, bias)"
+            "queries and gallery look swapped: the bias was fitted on the rows passed as queries; "
+            "pass them in the order (queries, gallery, bias)"
         )
     bias.check_gallery(items)
     if weight is None:
         return asked, items, bias.weight
     if bias.params.get("gate") == "paper" and weight != 1:
         raise NNNormError(
-            "the published DualDIS is a product of factors and takes no weight; leave it out, "
-            "or fit with gate='safe'"
+            "the published DualDIS (gate='paper') is a product of factors without a weight; leave "
+            "out weight, or fit with gate='safe'"
         )
     return asked, items, check_correction(weight, bias.values)
 
 
 class Reranked(NamedTuple):
-    """The result of `rerank`."""
+    """The result of `rerank`: `ids`, `scores`, `certain` and `confidence`."""
 
     ids: npt.NDArray[Any]
     scores: FloatArray
@@ -401,30 +429,32 @@ def rerank(
     bias_range: tuple[float, float],
     k: int = 10,
 ) -> Reranked:
-    """Re-rank hits that an engine found by raw score.
+    """Correct the order of hits that a vector engine found by raw score.
 
-    Fetch several times k hits, and look up their biases by id.
+    Use this if you can't add dimensions to your engine's vectors. Fetch several times k hits, and
+    look up the bias of each one by its id.
 
     Parameters
     ----------
     ids : array, shape (n_queries, n_fetched)
-        Hits by raw score, best first.
-    scores : array, same shape
-        Inner products.
-    bias : array, same shape
-        Bias of the hits.
+        The ids of the fetched hits.
+    scores : array, shape (n_queries, n_fetched)
+        Their raw inner products, not distances.
+    bias : array, shape (n_queries, n_fetched)
+        Their bias values.
     weight : float
-        Weight of the bias.
+        The weight of the bias.
     bias_range : (float, float)
-        Smallest and largest bias of any item in the collection.
+        Smallest and largest bias value of any item in the collection.
     k : int
+        Number of hits to return.
 
     Returns
     -------
     Reranked
-        Ids and scores, best first, shape ``(n_queries, k)``. ``certain`` is True if no other item
-        can be among them. ``confidence`` is that of `Ranking`, from the fetched hits: fetch 10 or
-        more. Both have shape ``(n_queries,)``.
+        ``ids`` and corrected ``scores``, best first, shape ``(n_queries, k)``. ``certain`` is True
+        if no item that wasn't fetched can be among them; otherwise, fetch more. ``confidence`` is
+        that of `Ranking`; for this, fetch 10 hits or more. Both have shape ``(n_queries,)``.
 
     Examples
     --------
@@ -435,8 +465,8 @@ def rerank(
     named, raw, values = np.asarray(ids), np.asarray(scores, float), np.asarray(bias, float)
     if not (named.ndim == 2 and named.shape == raw.shape == values.shape and raw.shape[1] >= k > 0):
         raise NNNormError(
-            f"ids, scores and bias must share a shape (n_queries, at least k = {k}); got "
-            f"{named.shape}, {raw.shape} and {values.shape}"
+            f"ids, scores and bias must have the same shape (n_queries, at least k = {k}); got "
+            f"{named.shape}, {raw.shape} and {values.shape}: fetch more hits, or pass a smaller k"
         )
     used = check_number("weight", weight)
     corrected = raw - used * values
@@ -444,7 +474,7 @@ def rerank(
     best = np.take_along_axis(corrected, order, axis=1)
     confidence = measure_confidence(best.astype(np.float32))
     order, best = order[:, :k], best[:, :k]
-    # An item that wasn't fetched has at most the last raw score, and at least this correction.
+    # An item that wasn't fetched has at most the lowest fetched raw score, less this correction.
     outside = raw.min(axis=1) - min(used * bound for bound in bias_range)
     found = np.take_along_axis(named, order, axis=1)
     return Reranked(found, best.astype(np.float32), best[:, -1] >= outside, confidence)

@@ -123,7 +123,7 @@ def test_allow_gallery_rows_are_refused_unless_they_are_asked_for(files):
     ("arguments", "words"),
     [
         (("all.jsonl", "-o", "b.npz"), "the output must end in .safetensors; got b.npz"),
-        (("all.jsonl", *ADD, "--normalize"), "a bank keeps its --max-references"),
+        (("all.jsonl", *ADD, "--normalize"), "--add keeps the --max-references"),
         (("all.jsonl", "--add", "-o", "gone.safetensors"), "there is no bank file gone.safetens"),
         (("all.jsonl", *LOG, *ADD, "--forget-before", "2027-01-01"), "would drop all"),
     ],

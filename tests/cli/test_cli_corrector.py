@@ -68,8 +68,8 @@ def test_recent_queries_may_replace_the_bank(files):
 @pytest.mark.parametrize(
     ("recent", "words"),
     [
-        ("mismatched", "the recent queries alone: the references do not match them (z = "),
-        ("own", "the recent queries and the references, which match them (z = "),
+        ("mismatched", "only recent queries; the references don't match them (z = "),
+        ("own", "recent queries and references, which match (z = "),
     ],
 )
 def test_fit_prints_which_past_queries_are_used(files, recent, words):
@@ -114,7 +114,7 @@ def test_input_that_does_not_fit_is_one_sentence_and_writes_nothing(files, tmp_p
 
 def test_outputs_that_would_overwrite_inputs_or_each_other_are_refused(files):
     same = [*FIT[:-1], "bias.safetensors"]
-    assert_fails(run(*same), "bias.safetensors is one of the inputs and would be overwritten")
+    assert_fails(run(*same), "bias.safetensors is given for two outputs and would be overwritten")
     run(*FIT)
     assert_fails(run(*EXTEND[:-1], "corrector.safetensors"), "is one of the inputs")
     assert_fails(run(*FIT, "--method", "sinkhorn"), "balances all items of a gallery at once")
@@ -137,7 +137,7 @@ def test_tune_takes_clicks_and_info_shows_both_parts(files):
     hubs = nnnorm.Bias.load("bias.safetensors")
     (hubs + nnnorm.Popularity(np.arange(300), weight=0.05)).save("both.safetensors")
     shown = run("info", "both.safetensors").stdout
-    assert "0.05·log(1 + clicks), of 44,850 clicks" in shown
+    assert "0.05·log(1 + clicks), from 44,850 clicks" in shown
 
 
 # --- calibrate -----------------------------------------------------------------------------------
@@ -201,9 +201,9 @@ def test_what_can_not_calibrate_is_one_sentence(ranked, files):
     for words, message in (
         (
             ["ranking.npz", "--labels", "bad.txt"],
-            "labels must be 1 or 0, or True or False, for every query",
+            "labels must be 1 or 0, or True or False; got",
         ),
         (["ranking.npz", "--corrector", "corrector.safetensors"], "go together"),
-        (["old.npz"], "old.npz has no confidence; search again"),
+        (["old.npz"], "old.npz has no confidence; search again and save"),
     ):
         assert_fails(run("calibrate", *words), message)

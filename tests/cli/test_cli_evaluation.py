@@ -186,7 +186,7 @@ def test_truth_may_be_json_with_lists(problem, tmp_path):
 
 def test_options_that_do_not_go_together_are_refused(problem):
     half = ["--validation-queries", "queries.npy"]
-    words = "validation needs both --validation-queries and --validation-truth"
+    words = "validation needs --validation-queries and --validation-truth; pass both"
     assert_fails(run("compare", *FILES, *BANK, *half), words)
     assert_fails(run("tune", *FILES, *BANK, "--method", "dualis"), "needs a gallery bank")
 

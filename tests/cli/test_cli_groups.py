@@ -59,6 +59,10 @@ def test_check_and_tune_take_groups_and_pass_them_on():
     assert found["automatic"]["params"]["groups"].keys() == {"photo", "text"}
     assert "--groups groups.txt" in found["next"][0]
     tuned = run_json("tune", *task)
+    assert found["tuned"]["params"].get("between", 1) == tuned["between"]
+    assert found["tuned"]["gain"] == tuned["cross_fitted"]
+    assert found["recommended"] == "tuned"
+    assert found["next"][0] == tuned["fit"]
     assert "--groups groups.txt" in tuned["fit"]
     assert run(*tuned["fit"].split()[1:]).exit_code == 0
     assert Bias.load("bias.safetensors").params["between"] == tuned["between"]
@@ -84,7 +88,7 @@ def test_drift_takes_the_groups_of_its_gallery():
     drift = ["drift", "--corrector", "c.safetensors", "--queries", "queries.npy"]
     now = ["--gallery", "gallery.npy"]
     assert run_json(*drift, *now, "--groups", "groups.txt")["n_items"] == 200
-    assert_fails(run(*drift, *now), "(--groups), a label per item")
+    assert_fails(run(*drift, *now), "(--groups), one label per item")
     assert_fails(run(*drift, "--groups", "groups.txt"), "pass gallery too")
 
 

@@ -98,9 +98,11 @@ def test_a_refresh_is_rolled_back_and_described(data):
     assert read(*search)["ids"] == exact(data, "second").indices.tolist()
     assert read("rollback", "faiss:photos")["is_rolled_back"]
     assert read(*search)["ids"] == exact(data).indices.tolist()
-    told = run("index", "info", "faiss:photos").stdout
-    assert "rollback" in told
-    assert "--undo returns to the newer version" in told
+    shown = run("index", "info", "faiss:photos").stdout
+    assert "rollback" in shown
+    assert "--undo returns to the newer version" in shown
+    again = run("index", "rollback", "faiss:photos").stdout
+    assert again.startswith("Unchanged: faiss photos.")
     assert read("rollback", "faiss:photos", "--undo")["version"] == 2
     add = ["add", "faiss:photos", "--gallery", "new.npy", "--corrector", "first.safetensors"]
     assert_fails(run("index", *add), "was built by corrector")

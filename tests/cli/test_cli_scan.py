@@ -8,6 +8,7 @@ import nnnorm
 from tests.command import assert_fails, run
 
 SCAN = ["scan", "--gallery", "gallery.npy", "--references", "references.npy"]
+SCREEN = ["scan", "--items", "new.npy", "--corrector", "c.safetensors"]
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +78,9 @@ def test_new_items_are_judged_by_a_corrector(files):
         ([*SCAN, "-o", "list.csv"], "the output must end in .txt or .json"),
         ([*SCAN, "-o", "gallery.npy"], "is one of the inputs"),
         (["scan", "--references", "references.npy"], "pass --gallery, or --items"),
-        (["scan", "--items", "new.npy"], "--items need --corrector"),
-        (["scan", "--items", "new.npy", "--corrector", "c.safetensors", "--budget", "3"], "leave"),
+        (["scan", "--items", "new.npy"], "--items needs --corrector"),
+        ([*SCREEN, "--budget", "3"], "no --gallery, --references, --budget or --normalize"),
+        ([*SCREEN, "--no-normalize"], "no --gallery, --references, --budget or --normalize"),
     ],
 )
 def test_wrong_options_are_answered_with_a_sentence(files, options, words):

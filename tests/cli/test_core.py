@@ -117,10 +117,10 @@ def test_a_weight_on_the_command_line_overrides(files, small):
 def test_search_shows_a_table_and_says_what_it_left_out(files, small):
     result = search()
     assert "Best items (index, score)" in result.stdout
-    assert "10 of 11 queries, 5 of 10 places" in " ".join(result.stdout.split())
+    assert "Showing 10 of 11 queries, 5 of 10 hits each." in " ".join(result.stdout.split())
     Path("ids.txt").write_text("".join(f"document-{row}\n" for row in range(len(small.gallery))))
     lines = search("--ids", "ids.txt").stdout.splitlines()
-    assert "of 11 queries, 3 of 10 places" in lines[-1]
+    assert "of 11 queries, 3 of 10 hits each." in lines[-1]
     assert len(lines) == len(result.stdout.splitlines())  # long ids wrap no line
 
 
@@ -410,7 +410,7 @@ def test_wrong_usage_has_exit_code_2(files):
     for pair, words in (("center", "expected NAME=VALUE"), ("alpha=1", "alpha is given twice")):
         assert_fails(fit("--alpha", 1, "--set", pair), words, 2)
     assert fit("--method", "best").exit_code == 2
-    assert_fails(fit("-k", 3), "No such option: -k; for the number of past queries, use", 2)
+    assert_fails(fit("-k", 3), "-k; the number of past queries per item is --reference-k", 2)
     assert_fails(run("check", "a.npy", "b.npy"), "files are passed as options", 2)
 
 

@@ -110,7 +110,7 @@ def test_queries_that_do_not_fit_are_refused(shapes, corrector):
         measure_drift(corrector, shapes.queries[:, :60])
     with pytest.raises(NNNormError, match="queries must have at least one row"):
         measure_drift(corrector, shapes.queries[:0])
-    with pytest.raises(NNNormError, match="do not have unit norm"):
+    with pytest.raises(NNNormError, match="must have norm 1"):
         measure_drift(corrector, 2 * shapes.queries)
 
 

@@ -108,8 +108,8 @@ def test_the_command_line_reads_and_writes_them(task):
     assert only["mrr"] == pytest.approx(expected[ir_measures.RR])
     assert only["ndcg_at_10"] == pytest.approx(expected[ir_measures.nDCG @ 10])
     short = [*sides, "--query-ids", "query_ids.txt"]
-    assert_fails(run("search", *short), "--query-ids need --run-file")
-    assert_fails(run("evaluate", *short), "--query-ids only apply to qrels")
+    assert_fails(run("search", *short), "--query-ids needs --run-file")
+    assert_fails(run("evaluate", *short), "--query-ids applies only to qrels")
     run_of_items = ["search", *sides, "--no-normalize", "--run-file", "gallery.npy"]
     assert_fails(run(*run_of_items), "gallery.npy is one of the inputs")
 

@@ -204,5 +204,5 @@ def test_hits_of_an_engine_are_reranked_and_say_whether_they_are_certain():
     assert is_right.all()
     assert n_certain[0] <= n_certain[1] <= n_certain[2]
     assert n_certain[2] > n_certain[0]
-    with pytest.raises(nnnorm.NNNormError, match="must share a shape"):
+    with pytest.raises(nnnorm.NNNormError, match="must have the same shape"):
         nnnorm.rerank([[1]], [[1.0]], [[1.0]], weight=1, bias_range=(0, 1), k=2)

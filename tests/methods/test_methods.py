@@ -325,7 +325,7 @@ def test_dualdis_by_name_is_the_published_form_unless_told():
         (lambda: make_method("dualis", beta_query=1.0), "method dualis needs beta_gallery"),
         (
             lambda: make_method("dualdis", beta_query=1.0, beta_gallery=1.0, gate=None),
-            "gate=None makes method dualis, not dualdis",
+            "with gate=None, this is method dualis, not dualdis",
         ),
     ],
 )  # fmt: skip
@@ -375,5 +375,5 @@ def test_ready_scores_of_a_gallery_bank_must_fit(small):
 
 
 def test_the_weight_of_an_automatic_alpha_is_known_after_the_fit():
-    with pytest.raises(NNNormError, match='alpha is "auto", so fit chooses the weight'):
+    with pytest.raises(NNNormError, match="the weight is known only after a fit"):
         NNN().weight  # noqa: B018

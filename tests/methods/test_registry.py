@@ -72,7 +72,7 @@ def test_a_method_has_a_label_and_an_explained_constructor(name):
     assert method.variant is variant
     assert label_method(name) == variant.label != ""
     assert set(kind.shown) <= {part.name for part in dataclasses.fields(kind)}
-    with pytest.raises(NNNormError, match=f"{kind.__name__} has no argument 'nothing'"):
+    with pytest.raises(NNNormError, match=f"{kind.__name__} has no parameter 'nothing'"):
         kind(nothing=1)
 
 
@@ -86,6 +86,9 @@ def test_a_method_is_a_plain_frozen_record(name):
         method.anything = 1
 
 
-def test_a_misspelt_argument_is_answered_with_the_right_one():
-    with pytest.raises(NNNormError, match="NNN has no argument 'k'; did you mean 'reference_k'"):
+def test_an_unknown_parameter_is_rejected_with_those_that_the_method_takes():
+    with pytest.raises(NNNormError, match="NNN has no parameter 'k'; did you mean 'reference_k'"):
         nnnorm.NNN(k=128)
+    takes = "NNN has no parameter 'shown'; it takes reference_k, alpha, center$"
+    with pytest.raises(NNNormError, match=takes):
+        nnnorm.NNN(shown=128)

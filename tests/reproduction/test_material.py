@@ -190,7 +190,7 @@ def test_embeddings_of_another_list_are_rejected(root):
 def test_rows_must_have_unit_norm_unless_told_to_normalize(root):
     images = np.load(root / "clip/coco/images.npy")
     np.save(root / "clip/coco/images.npy", 3 * images)
-    with pytest.raises(NNNormError, match="do not have unit norm"):
+    with pytest.raises(NNNormError, match="must have norm 1"):
         EmbeddingFolder(root).open("CLIP", "coco").task("image", "test")
     task = EmbeddingFolder(root, normalize=True).open("CLIP", "coco").task("image", "test")
     np.testing.assert_allclose(np.linalg.norm(np.asarray(task.gallery), axis=1), 1, rtol=1e-5)

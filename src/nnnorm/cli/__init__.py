@@ -1,13 +1,13 @@
 """The command `nnnorm`, which prints tables, or JSON for programs.
 
-app         the app, its errors, and what makes a function a command
-options     every option's line in the help
+app         the app, its error handling, and the decorator of commands
+options     the help line of every option
 inputs      lists of ids, groups, and settings
-output      results, progress, and commands to run next
+output      printing of results, progress and commands to run next
 core        fit, search, info
 evaluation  check, evaluate, tune, compare, audit
 corrector   extend, drift, scan
-index       index build, search, add and so on
+index       index build, search, add and others
 bank        bank
 data        encode, dataset
 explore     explore
@@ -20,7 +20,7 @@ import sys
 def main() -> None:
     """Run the command line."""
     try:
-        from nnnorm.cli.app import app  # takes a moment, in which Ctrl-C is handled too
+        from nnnorm.cli.app import app  # slow, so Ctrl-C is handled here too
 
         app(prog_name="nnnorm")
     except KeyboardInterrupt:

@@ -1,9 +1,8 @@
 """The app: its commands, their help, and the handling of errors and results.
 
-An error is one sentence and exit code 1, wrong usage is exit code 2, Ctrl-C is exit code 130;
-`--debug` shows a traceback. Results go to stdout, progress and notes to stderr. `COMMANDS` has the
-module of each command, which is imported when the command runs. Other packages are imported inside
-functions, so `--help` is fast.
+An error prints one sentence and exits with code 1. Usage errors exit with code 2, Ctrl-C with code
+130. `--debug` adds a traceback. Results go to stdout, progress and notes to stderr. `--help` is
+fast, because the module of a command is imported when it runs, and other packages inside functions.
 """
 
 import functools
@@ -32,42 +31,42 @@ from nnnorm.cli.output import Answer, clean, deliver, print_note
 from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning, first_line, keep_interrupts
 from nnnorm.version import __version__
 
-# Ends and usage errors; the third in the line of BadParameter is the base of all usage errors,
-# which is not exported by every version of Typer.
+# Exceptions that Typer handles. The third class in the MRO of BadParameter is the base class of
+# usage errors, which some versions of Typer don't export.
 _NOT_OURS: Any = (BrokenPipeError, typer.Exit, typer.Abort, typer.BadParameter.__mro__[2])
 
 
-# Every command, its module, and its line of the help, the common ones first.
+# The module and the help line of every command, common commands first.
 COMMANDS = {
     "demo": ("demo", "Try nnnorm on data that ships with the package."),
-    "check": ("evaluation", "Report hubs, the expected effect, and what to do."),
+    "check": ("evaluation", "Report hubs, the expected effect, and what to do next."),
     "fit": ("core", "Compute the bias of every item from past queries."),
-    "search": ("core", "Search a gallery exactly, corrected by a bias."),
-    "explore": ("explore", "Explore hubs, results and settings on a local page."),
+    "search": ("core", "Run an exact search, corrected by a bias."),
+    "explore": ("explore", "Explore hubs, results and settings in your browser."),
     "index": ("index", "Run the corrected search in your vector database."),
-    "bank": ("bank", "Keep the unique queries of a log in a file."),
+    "bank": ("bank", "Save the unique past queries of a log in a file."),
     "extend": ("corrector", "Compute the bias of new items."),
-    "drift": ("corrector", "Compare past queries with today's: refit or not?"),
+    "drift": ("corrector", "Check whether past queries still match today's."),
     "calibrate": ("corrector", "Convert the confidence of searches to probabilities."),
     "scan": ("corrector", "Find items that look adversarial or corrupt."),
     "evaluate": ("evaluation", "Measure R@k and hubs before and after a correction."),
-    "tune": ("evaluation", "Choose settings on queries with known right items."),
-    "compare": ("evaluation", "Tune every method and compare them on test queries."),
+    "tune": ("evaluation", "Choose settings on labeled queries."),
+    "compare": ("evaluation", "Tune all methods and compare them on test queries."),
     "audit": ("evaluation", "Count how often each group of items is retrieved."),
     "encode": ("data", "Encode images, texts or sounds as embeddings."),
-    "dataset": ("data", "Write a data set's captions, pairs and splits as lists."),
+    "dataset": ("data", "List the images, captions and splits of a data set."),
     "info": ("core", "Show versions, or what a file contains."),
 }
 
 
 def load_commands(name: str = "") -> None:
-    """Import the module of a command, or those of all if none has that name."""
+    """Import the module of a command, or all modules if no command has that name."""
     for module, _ in [COMMANDS[name]] if name in COMMANDS else COMMANDS.values():
         import_module(f"nnnorm.cli.{module}")
 
 
 class HelpfulGroup(TyperGroup):
-    """A group that prints its help if there is no command."""
+    """A group of commands; without a command, it prints its help."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Print the help if there are no arguments."""
@@ -78,10 +77,10 @@ class HelpfulGroup(TyperGroup):
 
 
 class _Group(HelpfulGroup):
-    """Imports commands when they run; converts errors to one sentence and exit code 1."""
+    """The root group; it imports commands when they run, and handles their errors."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take `--debug` from anywhere on the line."""
+        """Accept `--debug` anywhere on the command line."""
         if "--debug" in args:
             ctx.obj = "debug"
         with _clean_usage_errors():
@@ -107,7 +106,7 @@ class _Group(HelpfulGroup):
             with warnings.catch_warnings(), keep_interrupts(), _clean_usage_errors():
                 _show_warnings_as_notes()
                 return super().invoke(ctx)
-        except _NOT_OURS:  # the reader went away, or Typer explains it
+        except _NOT_OURS:  # a closed pipe, or an error that Typer prints
             raise
         except (Exception, KeyboardInterrupt) as error:
             if ctx.obj == "debug":
@@ -129,22 +128,22 @@ def _clean_usage_errors() -> Iterator[None]:
 
 
 def _explain(error: BaseException) -> str:
-    """One sentence about an error."""
+    """Return the sentence to print for an error."""
     if isinstance(error, KeyboardInterrupt):
         return "; ".join(["interrupted", *map(str, error.args)])
     if isinstance(error, (NNNormError, MissingExtraError)):
         return str(error)
     if isinstance(error, MemoryError):
-        return f"out of memory ({error}); try fewer rows, or memory_budget= in Python"
+        return f"out of memory ({error}); pass fewer rows, or set memory_budget= in Python"
     if isinstance(error, OSError):
         from nnnorm.files import is_disk_full
 
         if is_disk_full(error):
-            return f"the disk is full ({error}); free some space and run it again"
+            return f"the disk is full ({error}); free some space and run the command again"
         return f"{error}; check the path, its permissions and the free space"
     return (
-        f"unexpected {type(error).__name__} ({first_line(error)}); this is a bug in nnnorm or "
-        "in a library that it uses: run it again with --debug, and report it"
+        f"unexpected {type(error).__name__} ({first_line(error)}); this is a bug in nnnorm or in "
+        "one of its libraries: run the command again with --debug, and report the output"
     )
 
 
@@ -154,7 +153,7 @@ class _Log(logging.Handler):
 
 
 def _show_warnings_as_notes() -> None:
-    """Print our own warnings on stderr, once each; other libraries' warnings don't change."""
+    """Print nnnorm's warnings on stderr, once each; those of other libraries don't change."""
     usual, shown = warnings.showwarning, set()
 
     def show(message: Any, category: type[Warning], *about: Any, **more: Any) -> None:
@@ -193,20 +192,20 @@ def _root(
 
 
 class _Command(TyperCommand):
-    """Shows its options in groups, one line each, and required ones in the usage."""
+    """A command whose help lists options in groups, and required options in the usage."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, with a hint for files without an option, and for k in place of reference_k."""
+        """Parse the arguments; explain -k for --reference-k, and a file without an option."""
         flags = {name for part in self.params for name in part.opts}
         if "-k" in args and "-k" not in flags and "--reference-k" in flags:
-            ctx.fail("No such option: -k; for the number of past queries, use --reference-k")
+            ctx.fail("No such option: -k; the number of past queries per item is --reference-k")
         takes_files = any(isinstance(part, TyperArgument) for part in self.params)
         if args and not args[0].startswith("-") and not takes_files and "--gallery" in flags:
             ctx.fail(f"got {args[0]!r}, but files are passed as options, such as --gallery FILE")
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Write arguments and required options."""
+        """Return the arguments and required options, for the usage line."""
         words = []
         for part in self.params:
             name, _ = show_option(part)
@@ -227,13 +226,13 @@ class _Command(TyperCommand):
 
 
 def show_option(part: Any) -> tuple[str, str]:
-    """Return the flags of an option or argument, and its meaning."""
+    """Return the flags and the help line of an option or argument."""
     if isinstance(part, TyperArgument):
         return part.metavar or "", part.help or ""
     names = "/".join((", ".join(part.opts), *part.secondary_opts))
     if part.is_flag:
         return names, part.help
-    is_shown = part.default is None or part.help.startswith(f"{part.default},")  # first of a list
+    is_shown = part.default is None or part.help.startswith(f"{part.default},")
     default = "" if is_shown else f" [default: {part.default}]"
     return f"{names} {part.metavar}", part.help + default
 
@@ -250,16 +249,16 @@ def command(
     report: bool = False,
     **lines: str | Line,
 ) -> Callable[[Callable[..., Answer | None]], Any]:
-    """Make a function a command.
+    """Register a function as a command.
 
-    Its parameters become options, described by `options.LINES` or by `lines`; those of the function
-    `like` take the place of its ``**`` parameter, and ``--json`` is added. Outputs are checked
-    before it is called. What it returns is printed, and written to the folder of ``--report``.
+    Its parameters become options, with the help lines of `options.LINES` or `lines`. The parameters
+    of the function `like` replace its ``**`` parameter, and ``--json`` is added. Outputs are
+    checked first. The answer is printed, and with ``--report`` also written to a folder.
     """
 
     def register(function: Callable[..., Answer | None]) -> Any:
         wanted = dict(inspect.signature(function).parameters)
-        if like is not None:  # the function may have some of its options itself
+        if like is not None:  # the function's own options win
             wanted.popitem()
             shared = inspect.signature(like).parameters.values()
             wanted = {one.name: one for one in shared if one.kind != one.KEYWORD_ONLY} | wanted
@@ -286,7 +285,7 @@ def command(
         options = [make_option(wanted[name], line) for name, line in shown.items()]
         vars(run)["__signature__"] = inspect.Signature(options)
         run.__annotations__ = {option.name: option.annotation for option in options}
-        # Typer cuts a summary that is not given as such.
+        # Typer truncates a summary that isn't passed as `short_help`.
         summary = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
         epilog = f"Example: nnnorm {example}"
         return group.command(cls=_Command, short_help=summary, epilog=epilog)(run)
@@ -295,22 +294,23 @@ def command(
 
 
 def _check_outputs(lines: Mapping[str, Line], given: Mapping[str, Any]) -> None:
-    """Check that all outputs can be written and differ from each other, before the work starts."""
+    """Raise an error unless outputs can be written and differ from inputs and each other."""
     files = [(lines[name], path) for name, path in given.items() if isinstance(path, Path)]
-    others = [os.path.realpath(path) for line, path in files if line.group == "Input"]
+    inputs = [os.path.realpath(path) for line, path in files if line.group == "Input"]
+    outputs: list[str] = []
     for line, path in files:
         if line.group == "Output" and line.value != "FOLDER":
             from nnnorm.files import check_writable
 
             target = str(check_writable(path))
-            if any(_is_same(target, other) for other in others):
-                raise NNNormError(
-                    f"{path} is one of the inputs and would be overwritten; choose another name"
-                )
+            is_input = any(_is_same(target, one) for one in inputs)
+            if is_input or target in outputs:
+                what = "is one of the inputs" if is_input else "is given for two outputs"
+                raise NNNormError(f"{path} {what} and would be overwritten; choose another name")
             suffixes = re.findall(r"\.[a-z]+\b", line.help)
             if suffixes and path.suffix not in suffixes:
                 raise NNNormError(f"the output must end in {' or '.join(suffixes)}; got {path}")
-            others.append(target)
+            outputs.append(target)
 
 
 def _is_same(target: str, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""`nnnorm bank`: the unique queries of a log, and those of later logs added to them."""
+"""`nnnorm bank`: save the unique queries of a log, and add later logs."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def bank(
     fixed: dict[str, Any] = {"max_references": max_references, "normalize": normalize}
     if add and any(value is not None for value in fixed.values()):
         raise NNNormError(
-            "a bank keeps its --max-references and --normalize; leave them out with --add, or make "
+            "--add keeps the --max-references and --normalize of the bank; leave them out, or make "
             "a new bank"
         )
     columns: dict[str, Any] = {"column": column, "times": time, "counts": count}

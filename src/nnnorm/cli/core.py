@@ -25,7 +25,7 @@ from nnnorm.solvers import Solver
 from nnnorm.tables import read_ids
 from nnnorm.version import __version__
 
-# Settings of a fit that aren't the method's, for `--set`.
+# Settings for `--set` that all methods share.
 _FIT_SETTINGS = (
     *("quality", "allow_gallery_rows", "memory_budget", "between"),
     *("gallery_references", "duplicates"),
@@ -95,9 +95,9 @@ def search(
     output: Path | None = None,
     run_file: Path | None = None,
 ) -> Answer:
-    """Search a gallery exactly, corrected by a bias."""
+    """Run an exact search, corrected by a bias."""
     if query_ids is not None and run_file is None:
-        raise NNNormError("--query-ids need --run-file; pass it, or leave out --query-ids")
+        raise NNNormError("--query-ids needs --run-file; pass both, or leave out --query-ids")
     loaded = Bias.load(bias) if bias else None
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize, fingerprint=False)
@@ -121,7 +121,7 @@ def info(file: Path | None = None) -> Answer:
     return _installation() if file is None else _describe(file)
 
 
-# --- what a bias, a bank and a corrector hold ----------------------------------------------------
+# --- the contents of a bias, a bank and a corrector ----------------------------------------------
 
 
 def _about_bias(bias: Bias) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _about_bias(bias: Bias) -> dict[str, Any]:
 
 
 def describe_bias(bias: Bias, path: Path) -> Facts:
-    """Show a bias; `to_dict` has everything."""
+    """Return the title and the main facts of a bias."""
     title, params = f"{path}: a bias for {len(bias):,} items", bias.params
     n_unique = params.get("n_unique", bias.n_references)
     if bias.n_references is not None:
@@ -145,14 +145,13 @@ def describe_bias(bias: Bias, path: Path) -> Facts:
     }
     if "groups" in params:
         offsets = [f"{name} {offset:+.3f}" for name, offset in params["groups"].items()]
-        more = f" and {len(offsets) - 5:,} more" if len(offsets) > 5 else ""
-        shown = ", ".join(offsets[:5]) + more
+        shown = ", ".join(offsets[:5]) + (f" and {len(offsets) - 5:,} more" if offsets[5:] else "")
         facts["groups"] = f"{shown}; weight between groups {params['between']:g}"
     if "past_queries" in params:
         facts["past queries"] = _describe_choice(params["past_queries"], params["mismatch_z"])
     if "popularity_weight" in params:
         weight, n_clicks = params["popularity_weight"], params["n_clicks"]
-        facts["popularity"] = f"{weight:g}·log(1 + clicks), of {n_clicks:,} clicks"
+        facts["popularity"] = f"{weight:g}·log(1 + clicks), from {n_clicks:,} clicks"
     if "reliability" in params:
         facts["reliability"] = describe_reliability(params["reliability"], n_unique or 0)
     if "solver" in params:
@@ -161,13 +160,13 @@ def describe_bias(bias: Bias, path: Path) -> Facts:
     if "error" in params:
         facts["error"] = f"{params['error']:.1%} of the standard deviation of the means"
     if bias.gates:
-        opened = ", ".join(f"{gate.active.sum():,}" for gate in bias.gates)
-        facts["gate"] = f"decides per query; opened by {opened} of the items"
+        opened = " and ".join(f"{gate.active.sum():,}" for gate in bias.gates)
+        facts["gate"] = f"applies if a query's top-1, uncorrected, is one of {opened} items"
     if bias.dim is not None:
         unit = bias.fingerprints.get("gallery", "").endswith(":unit")
         facts["embeddings"] = f"{bias.dim} dimensions{', normalized' if unit else ''}"
     facts["corrector"] = bias.fingerprints.get("corrector")
-    facts["made"] = f"{bias.created[:16].replace('T', ' ')} UTC by nnnorm {bias.version}"
+    facts["created"] = f"{bias.created[:16].replace('T', ' ')} UTC by nnnorm {bias.version}"
     return Facts(title, facts)
 
 
@@ -189,15 +188,15 @@ def _why_nothing(bias: Bias) -> str:
 
 def _describe_choice(used: str, z: float | None) -> str:
     if z is None:
-        return "the recent queries and the references; too few to compare them"
+        return "recent queries and references, too few to compare"
     shown = f"z = {z:.1f}".replace("-", "−")
     if used == "recent":
-        return f"the recent queries alone: the references do not match them ({shown})"
-    return f"the recent queries and the references, which match them ({shown})"
+        return f"only recent queries; the references don't match them ({shown})"
+    return f"recent queries and references, which match ({shown})"
 
 
 def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None) -> Answer:
-    """What a bank holds."""
+    """Return the facts about a bank."""
     about = bank.to_dict()
     size, often = f"{len(bank):,}", int(bank.counts.max())
     if bank.is_sample and about["max_references"] is not None:
@@ -208,7 +207,7 @@ def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None)
         "embeddings": f"{bank.dim} dimensions{', normalized' if bank.normalized else ''}",
         "last asked": describe_times(bank) or None,
         "fingerprint": about["fingerprint"],
-        "made": f"{about['created'][:16].replace('T', ' ')} UTC",
+        "created": f"{about['created'][:16].replace('T', ' ')} UTC",
     }
     unique = describe_unique(len(bank), bank.is_sample)
     title = f"{path}: {unique} of {bank.n_seen:,} queries"
@@ -272,7 +271,7 @@ def _describe(file: Path) -> Answer:
 
 
 def _has_scores(file: Path) -> bool:
-    """Whether a .npz file is a ranking; if it can't be read, that is explained later."""
+    """Whether a .npz file is a ranking; an unreadable file raises its error later."""
     with suppress(OSError, ValueError, BadZipFile, NotImplementedError):
         if file.is_file():
             with ZipFile(file) as archive:
@@ -284,7 +283,7 @@ def _describe_embeddings(file: Path) -> Answer:
     opened = open_embeddings(file, normalize=False)
     low, high = opened.norm_range
     is_unit = abs(low - 1) < 0.005 and abs(high - 1) < 0.005
-    meaning = "inner products are cosines" if is_unit else "for cosine use --normalize"
+    meaning = "inner products are cosines" if is_unit else "for cosines, pass --normalize"
     about = {"n_rows": len(opened), "dim": opened.dim, "fingerprint": opened.fingerprint}
     about |= {"ids": opened.ids is not None, "norms": {"min": low, "max": high}}
     facts = {

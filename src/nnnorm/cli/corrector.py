@@ -39,7 +39,7 @@ def extend(corrector: Path, items: Path, output: Path, groups: Path | None = Non
 @command(
     "drift --corrector corrector.safetensors --queries recent.npy",
     gallery="Current items; default: a sample from the fit.",
-    groups="With --gallery, if the corrector has groups: one per line.",
+    groups="Groups of --gallery, if the corrector has groups.",
 )
 def drift(
     corrector: Path, queries: Path, gallery: Path | None = None, groups: Path | None = None
@@ -62,14 +62,14 @@ def calibrate(
     corrector: Path | None = None,
     output: Path | None = None,
 ) -> Answer:
-    """Convert the confidence of searches to probabilities; without labels, to shares."""
+    """Convert the confidence of searches to probabilities; without labels, to percentiles."""
     if (corrector is None) != (output is None):
-        raise NNNormError("--corrector and --output go together: give both, or neither")
+        raise NNNormError("--corrector and --output go together; pass both, or neither")
     confidence = Ranking.load(ranking).confidence
     if confidence is None:
-        raise NNNormError(f"{ranking} has no confidence; search again with -o")
+        raise NNNormError(f"{ranking} has no confidence; search again and save the ranking with -o")
     given = read_ids(labels, "labels")
-    if given is not None:  # what isn't a label becomes NaN, which is rejected
+    if given is not None:  # any other word becomes NaN, which is rejected
         words = {"1": 1.0, "true": 1.0, "0": 0.0, "false": 0.0}
         given = [words.get(str(one).strip().lower(), math.nan) for one in np.atleast_1d(given)]
     made = nnnorm.calibrate(confidence, given)
@@ -81,7 +81,7 @@ def calibrate(
 
 @command(
     "scan --gallery photos.npy --references past_queries.npy -o outliers.txt",
-    corrector="A corrector, instead of --references.",
+    corrector="Corrector, instead of --references.",
     items="With --corrector: new items to screen.",
     output="Write the ids to remove (.txt or .json).",
 )
@@ -98,12 +98,13 @@ def scan(
     """Find items that look adversarial or corrupt. Exit code 0: none, 3: some to remove."""
     options: dict[str, Any] = {"ids": read_ids(ids)}
     if items is None and gallery is None:
-        raise NNNormError("pass --gallery, or --items with --corrector")
-    if items and (corrector is None or gallery or references or budget):
+        raise NNNormError("there are no items to scan; pass --gallery, or --items with --corrector")
+    others = (gallery, references, budget, normalize)
+    if items and (corrector is None or any(one is not None for one in others)):
         raise NNNormError(
-            "--items need --corrector; pass it, and leave out --gallery, --references and --budget"
+            "--items needs --corrector, and no --gallery, --references, --budget or --normalize"
         )
-    with show_progress("Judging the items") as options["progress"]:
+    with show_progress("Scanning the items") as options["progress"]:
         if items is not None and corrector is not None:
             found = evaluation.screen(corrector, items, **options)
         else:
@@ -111,5 +112,5 @@ def scan(
             found = evaluation.scan(gallery, references, budget=budget or DEFAULT_BUDGET, **options)
     if output is not None:
         found.save(output)
-        print_note(f"The ids of {len(found.to_remove):,} items are in {output}")
+        print_note(f"Wrote {len(found.to_remove):,} ids to {output}")
     return Answer(found.to_dict(), [tabulate_scan(found)], code=_FOUND if found.to_remove else 0)

@@ -41,7 +41,7 @@ def encode(
     sources: dict[Modality, Path | None] = {"images": images, "texts": texts, "audio": audio}
     given = {modality: source for modality, source in sources.items() if source is not None}
     if bool(given) == (beir is not None):
-        raise NNNormError("pass at least one of --images, --texts and --audio, or else --beir")
+        raise NNNormError("pass at least one of --images, --texts and --audio, or only --beir")
     parts: dict[str, _Part] = {}
     for modality, source in given.items():
         table, column = split_column(source)
@@ -83,7 +83,7 @@ class _Part(NamedTuple):
 
 def _run(encoder: Encoder, part: _Part, batch_size: int) -> dict[str, Any]:
     """Encode the items of a part."""
-    left, n_items = "finished work is kept: the same command continues it", len(part.items)
+    left, n_items = "finished work is kept; run the same command to continue", len(part.items)
     options: dict[str, Any] = {"ids": part.ids, "batch_size": batch_size}
     with show_progress(f"Encoding {n_items:,} {part.modality}", left) as options["progress"]:
         done = encoders.encode_to_folder(encoder, part.modality, part.items, part.folder, **options)
@@ -106,11 +106,11 @@ def dataset(
     images: Path | None = None,
     skip_broken: bool = False,
 ) -> Answer:
-    """Write a data set's images, captions, pairs and splits as plain lists."""
+    """List the images, captions and splits of a data set, for `nnnorm encode`."""
     if kind != "coco" and len(files) > 1:
         raise NNNormError(f"{kind} takes one file; got {len(files)}")
     if output.exists():
-        make_folder(output)  # fails before all images are checked if it can't be written to
+        make_folder(output)  # an unwritable folder fails before all images are checked
     root = Path(os.path.realpath(images or Path()))
     if kind == "coco":
         found = datasets.read_coco(files, root)

@@ -13,7 +13,7 @@ from nnnorm.cli.output import Answer, print_parts, show_progress
 @command("demo --output demo-output", output=FOLDER)
 def demo(output: Path = Path("demo-output"), as_json: bool = False) -> Answer:
     """Show hubs before and after a correction, on data that ships with the package."""
-    if not as_json:  # at once: the imports take a moment
+    if not as_json:  # before the imports, which are slow
         typer.echo("Hubs in a search for pictures, and what nnnorm does about them.\n")
         sys.stdout.flush()
     from nnnorm.demo import INTRODUCTION, describe_demo, run_demo

@@ -18,7 +18,7 @@ from nnnorm.report import tables
 from nnnorm.tables import read_ids
 
 _NO_QRELS = (".npy", ".json", ".npz", ".csv", ".jsonl", ".parquet")
-# Settings of `check` for `--set`; a fit takes the first two as well.
+# Settings of `check` for `--set`; `fit` has the first two as well.
 _CHECK_SETTINGS = ("duplicates", "allow_gallery_rows", "seed", "memory_budget")
 
 
@@ -32,13 +32,13 @@ def _read_task(
     *,
     parents: Any = None,
 ) -> tuple[Embeddings, Embeddings, Any]:
-    """Open a search and its right items; qrels name them by ids, and may leave out queries."""
+    """Open gallery, queries and truth. Qrels use ids, and may have no line for some queries."""
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     given = read_ids(query_ids), read_ids(ids)  # files are checked even if only qrels need them
     if truth is None or truth.suffix in _NO_QRELS:
         if query_ids is not None:
-            raise NNNormError("--query-ids only apply to qrels; leave them out")
+            raise NNNormError("--query-ids applies only to qrels; leave it out")
         return items, asked, None if truth is None else evaluation.read_truth(truth)
     named = [
         next(some for some in (own, side.ids, range(len(side))) if some is not None)
@@ -55,7 +55,7 @@ def _read_task(
     "check --gallery photos.npy --queries queries.npy --references past_queries.npy "
     "--truth truth.npy",
     like=_read_task,
-    settings="Other settings: allow_gallery_rows=true; repeatable.",
+    settings="Other settings, such as seed=1; repeatable.",
 )
 def check(
     references: Path | None = None,
@@ -67,7 +67,7 @@ def check(
     """Report whether there are hubs, whether a correction helps, and what to do next."""
     given = read_settings(settings)
     if unknown := [name for name in given if name not in _CHECK_SETTINGS]:
-        raise NNNormError(f"check takes --set {', '.join(_CHECK_SETTINGS)}; got {unknown[0]}")
+        raise NNNormError(f"check takes --set {', '.join(_CHECK_SETTINGS)}; got {unknown[0]!r}")
     items, asked, right = _read_task(**task)
     options: dict[str, Any] = {"groups": read_groups(groups), "ids": read_ids(task["ids"]), **given}
     options |= {"queries": asked, "truth": right, "normalize": task["normalize"]}
@@ -84,7 +84,7 @@ def check(
 def _next_commands(
     found: evaluation.Check, files: dict[str, Any], settings: dict[str, Any], task: dict[str, Any]
 ) -> list[list[str]]:
-    """What to run next, with the files of this check."""
+    """Return the commands to run next, with the files of this check."""
     end = {"normalize": task["normalize"]}
     if found.verdict == "unknown":
         made = {"": task["queries"], "-o": "bank.safetensors"}
@@ -100,7 +100,7 @@ def _next_commands(
     params = {**tuned.params, "duplicates": "drop"} if tuned else {}
     lines = [write_fit(files, "nnn", {**params, **settings}, **end)]
     bias = {"bias": "bias.safetensors"} | end
-    if task["truth"] is not None and not tuned:  # in-sample otherwise
+    if task["truth"] is not None and not tuned:  # tuned settings would be measured in-sample
         lines.append(write_command("evaluate", task | bias))
     search = {name: task[name] for name in ("gallery", "queries")}
     return [*lines, write_command("search", search | bias)]
@@ -115,11 +115,11 @@ def _next_commands(
 def evaluate(
     bias: Path | None = None, parents: Path | None = None, hubs: int | None = None, **task: Any
 ) -> Answer:
-    """Measure R@k, and count and list hubs, before and after a correction."""
+    """Measure R@k, or list hubs, before and after a correction."""
     loaded = Bias.load(bias) if bias else None
     named, owners = read_ids(task["ids"]), read_ids(parents, "parents")
     if owners is not None and (task["truth"] is None or hubs):
-        raise NNNormError("--parents need --truth, and don't apply to --hubs; leave them out")
+        raise NNNormError("--parents needs --truth and doesn't apply to --hubs; leave out one")
     items, asked, right = _read_task(**task, parents=owners)
     about: dict[str, Any] = {"n_queries": len(asked), "n_gallery": len(items)}
     shown: list[Any] = []
@@ -145,7 +145,7 @@ def evaluate(
 def _measure(
     queries: Any, items: Any, bias: Bias | None, **options: Any
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """The table of R@k before and after a bias, and the same for programs."""
+    """Return a table of R@k before and after a bias, and the same results for JSON."""
     raw = evaluation.evaluate(queries, items, **options)
     rows: list[tuple[Any, Any, float | None]]
     rows = [(raw, evaluation.make_result(NO_CORRECTION, {}, raw), None)]
@@ -186,7 +186,7 @@ def tune(
     output: Path | None = None,
     **task: Any,
 ) -> Answer:
-    """Measure a grid of settings on queries with known right items, and choose one."""
+    """Try a grid of settings on labeled queries, and choose one."""
     items, asked, right = _read_task(**task, truth=truth)
     options: dict[str, Any] = {"groups": read_groups(groups), "clicks": read_ids(clicks, "clicks")}
     options |= {"gallery_references": gallery_references, "methods": methods or ["nnn"]}
@@ -195,15 +195,14 @@ def tune(
         tuning = evaluation.tune(items, references, queries=asked, truth=right, **options)
     if output is not None:
         tuning.bias.save(output)
-        print_note(f"The chosen bias is in {output}")
+        print_note(f"Wrote the chosen bias to {output}")
     best, commands = tuning.best, []
     if best.method != NO_CORRECTION:
         files = {"gallery": task["gallery"], "references": references, "groups": groups}
-        given = {**best.params, "duplicates": duplicates}
+        between = {} if tuning.between in (None, 1) else {"between": tuning.between}
+        given = {**best.params, **between, "duplicates": duplicates}
         if gallery_references and find_method(best.method)[0].gallery_bank != "unused":
             given["gallery_references"] = gallery_references
-        if tuning.between not in (None, 1):
-            given["between"] = tuning.between
         commands = [write_fit(files, best.method, given, task["normalize"])]
     about = {**tuning.to_dict(), "fit": " ".join(commands[0]) if commands else None}
     has_map = any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid)
@@ -229,14 +228,14 @@ def compare(
     select: evaluation.Select = "one-standard-error",
     **task: Any,
 ) -> Answer:
-    """Tune every method on validation queries and compare them on test queries."""
+    """Tune all methods on validation queries and compare them on test queries."""
     held_out, normalize = None, task["normalize"]
     if validation_queries is not None and validation_truth is not None:
         side = validation_gallery or task["gallery"], validation_queries, validation_truth
         other, asked, right = _read_task(*side, normalize=normalize)
         held_out = evaluation.Task(asked, other, right)
     elif validation_gallery or validation_queries or validation_truth:
-        raise NNNormError("validation needs both --validation-queries and --validation-truth")
+        raise NNNormError("validation needs --validation-queries and --validation-truth; pass both")
     items, asked, right = _read_task(**task, truth=truth)
     options: dict[str, Any] = {"validation": held_out, "gallery_references": gallery_references}
     options |= {"methods": methods or "all", "duplicates": duplicates, "select": select}

@@ -41,7 +41,7 @@ def explore(
     if export is None:
         require("starlette", "explore")
         require("uvicorn", "explore")
-        opened = explorer.listen(host, port)  # before the work, so that a port that is taken shows
+        opened = explorer.listen(host, port)  # first, so a taken port is reported at once
     is_demo = all(value is None for value in files.values())
     material = explorer.demo_material() if is_demo else explorer.open_material(**files)
     for note in material.notes:
@@ -52,7 +52,7 @@ def explore(
             "data; leave out --host to listen on this machine only"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NNNormWarning)  # the notes have those of the inputs
+        warnings.simplefilter("ignore", NNNormWarning)  # material.notes has those of the inputs
         with show_progress("Scoring") as bar:
             session = explorer.Session(material, progress=bar or _print_progress)
             if export is not None:
@@ -72,7 +72,7 @@ def explore(
 
 
 def _print_progress(done: int, total: int) -> None:
-    """Print a line every few seconds, if there is no terminal to draw a bar on."""
+    """Print a line of progress every few seconds, if stderr isn't a terminal."""
     if time.monotonic() - _LAST_LINE[0] >= _SECONDS:
         _LAST_LINE[0] = time.monotonic()
         print(f"Scoring: {done / total:.0%} of this pass", file=sys.stderr, flush=True)

@@ -33,7 +33,7 @@ _LEFT = "the index is unchanged: run the command again"
 def _read_items(
     ids: Path | None = None, metadata: Path | None = None, groups: str | None = None
 ) -> dict[str, Any]:
-    """Read what is known about items; groups come from a file, or are a key of the metadata."""
+    """Read ids, metadata and groups; `groups` is a file, or a key of the metadata."""
     is_file = groups is not None and (Path(groups).is_file() or ":" in groups)
     return {
         "ids": read_ids(ids),
@@ -49,7 +49,7 @@ def _read_items(
     groups=_GROUPS,
 )
 def build(url: str, gallery: Path, corrector: Path, **known: Any) -> Answer:
-    """Build an index in an engine."""
+    """Store a gallery with its bias in an engine."""
     options = _read_items(**known)
     with show_progress("Building", _LEFT) as options["progress"]:
         index = build_index(url, gallery, corrector, **options)
@@ -135,7 +135,7 @@ def refresh(
     ids: Path | None = None,
     popularity_weight: float | None = None,
 ) -> Answer:
-    """Give all items the bias of another corrector, in one atomic step."""
+    """Replace the bias of all items by that of another corrector, in one atomic step."""
     counted, named = read_ids(clicks, "clicks"), read_ids(ids)
     if counted is None and (named is not None or popularity_weight is not None):
         raise NNNormError("--ids and --popularity-weight need --clicks; pass it, or leave them out")
@@ -151,8 +151,10 @@ def refresh(
 def rollback(url: str, undo: bool = False) -> Answer:
     """Return to the version before the last refresh."""
     with open_index(url) as index:
+        before = index.config.version
         index.rollback(undo=undo)
-        return _describe(index, "Returned to the newer version of" if undo else "Rolled back")
+        done = "Returned to the newer version of" if undo else "Rolled back"
+        return _describe(index, done if index.config.version != before else "Unchanged:")
 
 
 @command(
@@ -189,7 +191,7 @@ def verify(
     "index copy qdrant://localhost:6333/photos faiss:photos --references past.npy",
     index_app,
     references="Past queries to fit a corrector on.",
-    corrector="Instead of past queries: a corrector for these items.",
+    corrector="Corrector for these items, instead of --references.",
     groups=_GROUPS_KEY,
 )
 def copy(
@@ -207,17 +209,17 @@ def copy(
         return _describe(made, "Copied to")
 
 
-# --- files in, facts out -------------------------------------------------------------------------
+# --- reading ids, describing an index -----------------------------------------------------------
 
 
 def _ids_like(index: CorrectedIndex, ids: Any) -> Any:
-    """Read ids of a text file as whole numbers if those of the index are."""
+    """Convert ids of a text file to whole numbers, if those of the index are."""
     if isinstance(ids, np.ndarray):
         return ids.tolist()
     if ids is None or not all(isinstance(own, str) for own in ids):
         return ids
     kept = [own for own in ids if own.strip()]
-    with suppress(ValueError):  # rejected with the kind that they should have
+    with suppress(ValueError):  # text stays text, which the index rejects
         return kept if index.config.string_ids else [int(own) for own in kept]
     return kept
 

@@ -10,7 +10,7 @@ from nnnorm.tables import TABLE_SUFFIXES, read_column, read_ids
 
 
 def read_groups(given: Path | None) -> Any:
-    """Read labels as `read_ids` does, or a column of a table: TABLE:COLUMN."""
+    """Read a label per item, from a file or from a column of a table (TABLE:COLUMN)."""
     if given is None:
         return None
     table, column = split_column(given)
@@ -19,7 +19,7 @@ def read_groups(given: Path | None) -> Any:
 
 
 def split_column(given: Path) -> tuple[Path, str | None]:
-    """Split TABLE:COLUMN; a path that exists as it is has no column."""
+    """Split TABLE:COLUMN into a path and a column; an existing path has no column."""
     table, _, column = str(given).rpartition(":")
     if given.exists() or not (table and column and Path(table).exists()):
         return given, None
@@ -27,7 +27,7 @@ def split_column(given: Path) -> tuple[Path, str | None]:
 
 
 def read_settings(pairs: Sequence[str] | None, **others: str | None) -> dict[str, Any]:
-    """Read NAME=VALUE pairs, and options of such values: numbers, true and false, or words."""
+    """Read settings from NAME=VALUE pairs and from options, as numbers, booleans or text."""
     found = {name: _read_value(text) for name, text in others.items() if text is not None}
     for pair in pairs or ():
         name, equals, text = pair.partition("=")
@@ -36,7 +36,7 @@ def read_settings(pairs: Sequence[str] | None, **others: str | None) -> dict[str
                 f"expected NAME=VALUE, such as center=true; got {pair!r}", param_hint="--set"
             )
         if name in found:
-            raise typer.BadParameter(f"{name} is given twice", param_hint="--set")
+            raise typer.BadParameter(f"{name} is given twice; keep one", param_hint="--set")
         found[name] = _read_value(text)
     return found
 

@@ -14,13 +14,13 @@ from typing import Annotated, Any, get_args
 from typer import Argument, Option
 
 GROUPS = ("Input", "Settings", "Output")
-# What stands for a value in the help, if the table has no other word.
+# Placeholders of values in the help, unless the table has another.
 _VALUES = {Path: "FILE", int: "N", float: "NUMBER", str: "TEXT"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """How an option is shown: `flags` other than its name, `value` in the help."""
+    """The help of an option. `flags` replaces its own flag, `value` its placeholder."""
 
     group: str
     help: str
@@ -37,21 +37,21 @@ _output = partial(Line, "Output")
 
 LINES = {
     # --- input
-    "url": _argument("Index: faiss:photos, sqlite:photos.db?table=photos.", "URL"),
+    "url": _argument("Index, such as faiss:photos or sqlite:a.db?table=photos.", "URL"),
     "source": _argument("URL of the existing collection; it isn't changed.", "SOURCE"),
     "target": _argument("URL of the corrected copy.", "TARGET"),
-    "log": _argument("Past queries in order: a table, or embeddings.", "LOG"),
-    "model": _argument("Folder of a model, or its Hugging Face name.", "MODEL"),
+    "log": _argument("Past queries, oldest first: table or embeddings.", "LOG"),
+    "model": _argument("Folder of a model, or its name on Hugging Face.", "MODEL"),
     "kind": _argument("karpathy, coco or table.", "KIND"),
-    "files": _argument("The file; several for coco.", "FILES"),
+    "files": _argument("File to read; for coco, one per split.", "FILES"),
     "file": _argument("Bias, bank, corrector, ranking or embeddings.", "FILE"),
     "ranking": _argument("Written by `nnnorm search -o` or `nnnorm index search -o`.", "RANKING"),
     "gallery": _input("Items to search: .npy, .npz, .parquet or a folder."),
     "queries": _input("Queries: .npy, .npz, .parquet or a folder."),
-    "references": _input("Past queries: the same formats, or a bank."),
-    "truth": _input("Right items: .npy, .json, or qrels.", flags=("--truth", "--qrels")),
-    "bias": _input("Written by `nnnorm fit`."),
-    "corrector": _input("Written by `nnnorm fit --save-corrector`."),
+    "references": _input("Past queries in the same formats, or a bank."),
+    "truth": _input("Right items: .npy, .json or qrels.", flags=("--truth", "--qrels")),
+    "bias": _input("Bias written by `nnnorm fit`."),
+    "corrector": _input("Corrector written by `nnnorm fit --save-corrector`."),
     "recent": _input("Recent queries from your own traffic."),
     "gallery_references": _input("More items, for dualis, dualdis and sinkhorn."),
     "ids": _input("Ids of the items: .npy, .json, or one per line."),
@@ -69,10 +69,10 @@ LINES = {
     "texts": _input("Texts: one per line, TABLE:COLUMN, tar files."),
     "audio": _input("Sounds: folder, list of paths, TABLE:COLUMN, tar files."),
     "beir": _input("BEIR folder: corpus, queries, qrels.", "FOLDER"),
-    "split": _input("Queries of qrels/NAME.tsv.", "NAME"),
+    "split": _input("Split to encode: queries of qrels/NAME.tsv.", "NAME"),
     "column": _input("Column with the embeddings.", "NAME"),
     "time": _input("Column with times: dates, or seconds since 1970.", "NAME"),
-    "count": _input("Column with how often each query was asked.", "NAME"),
+    "count": _input("Column with the number of times a query was asked.", "NAME"),
     "index": _input("URL of an index, instead of --gallery.", "URL"),
     "captions": _input("Texts of the items: one per line, or a table."),
     "query_captions": _input("Texts of the queries."),
@@ -80,10 +80,10 @@ LINES = {
     "encoder": _input("Model for queries that you type.", "MODEL"),
     "normalize": _input("Divide all rows by their norms."),
     # --- settings
-    "k": _setting("Items per query.", flags=("-k", "--k"), least=1),
+    "k": _setting("Hits per query.", flags=("-k", "--k"), least=1),
     "ks": _setting("Count the first N items; repeatable.", "N", flags=("-k", "--k")),
     "weight": _setting("Weight of the bias; 0 turns it off."),
-    "min_confidence": _setting("Queries with less confidence get no hits."),
+    "min_confidence": _setting("Return no hits for queries below this confidence."),
     "method": _setting("nnn, csls, dn, is, qbnorm, dualis, dualdis, sinkhorn.", "NAME"),
     "methods": _setting("Method to try, such as csls; repeatable.", "NAME", flags=("--method",)),
     "reference_k": _setting("Past queries averaged per item, or auto.", "N"),
@@ -96,11 +96,11 @@ LINES = {
     "replace": _setting("Replace items whose ids are in the index."),
     "ignore_missing": _setting("Skip ids that the index doesn't have."),
     "popularity_weight": _setting("Weight of log(1 + clicks). [default: 0.02]"),
-    "undo": _setting("Go back to the newer version."),
-    "add": _setting("Add to the bank in --output."),
+    "undo": _setting("Return to the newer version."),
+    "add": _setting("Add the queries to the bank in --output."),
     "max_references": _setting("Keep a sample of this many unique queries.", least=1),
     "forget_before": _setting("Drop queries last asked before this time.", "TIME"),
-    "budget": _setting("Maximum number of alerts, or share. [default: 0.2%]", "SHARE"),
+    "budget": _setting("Maximum number or share of alerts. [default: 0.2%]", "SHARE"),
     "hubs": _setting("List this many hubs; default: 10 without --truth."),
     "target_shares": _setting("Target shares: gallery or equal.", "SHARES", flags=("--target",)),
     "difference": _setting("Two groups to compare: bias@k = (A - B)/k.", "A,B"),
@@ -111,15 +111,15 @@ LINES = {
     "batch_size": _setting("Items per forward pass.", least=1),
     "skip_broken": _setting("Decode all images; leave out those that can't be read."),
     "host": _setting("Address to listen on.", "ADDRESS"),
-    "port": _setting("Port; 0 takes a free one.", least=0),
+    "port": _setting("Port; 0 picks a free one.", least=0),
     "browser": _setting("Open the page in a browser."),
     # --- output
     "output": _output("File to write.", flags=("-o", "--output")),
     "save_corrector": _output("Also write a corrector (.safetensors)."),
     "run_file": _output("Also write a TREC run file."),
-    "export": _output("Write a page to this folder; don't serve.", "FOLDER"),
+    "export": _output("Write a static page instead of serving one.", "FOLDER"),
     "report": _output("Write tables (report.md) and plots.", "FOLDER"),
-    "explain": _output("Also print all figures and their meaning."),
+    "explain": _output("Also print all numbers and what they mean."),
     "as_json": _output("Print JSON.", flags=("--json",)),
 }
 
@@ -128,7 +128,7 @@ FOLDER = _output("Folder to write to.", "FOLDER", flags=("-o", "--output"))
 
 
 def make_option(parameter: Parameter, line: Line) -> Parameter:
-    """Return a parameter as Typer reads it."""
+    """Convert a parameter of a function to an option or argument of Typer."""
     kinds = [kind for kind in _inner_types(parameter.annotation) if kind in _VALUES]
     value = line.value or (_VALUES[kinds[0]] if kinds else None)
     flag = f"--{parameter.name.replace('_', '-')}"
@@ -147,7 +147,7 @@ def make_option(parameter: Parameter, line: Line) -> Parameter:
 
 
 def _inner_types(kind: Any) -> Iterator[Any]:
-    """A type, and those it is made of: ``list[str] | None`` holds ``str``."""
+    """Yield a type and the types in it: for ``list[str] | None``, also ``str``."""
     yield kind
     for inner in get_args(kind):
         yield from _inner_types(inner)

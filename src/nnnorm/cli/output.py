@@ -1,4 +1,4 @@
-"""How results, progress and next commands are shown."""
+"""Print results, progress and the commands to run next."""
 
 import json
 import math
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from nnnorm.files import Progress
     from nnnorm.ranking import Ranking
 
-_COLUMNS = 80  # of the narrowest terminal that is written for
+_COLUMNS = 80  # width of the output
 _ARRAYS = ("indices", "ids", "parents", "scores", "confidence")  # of a ranking
 
 
 def clean(text: object, keep: str = "") -> str:
-    """Write text that may hold names from data, or URLs, for a terminal: no secrets, no escapes."""
+    """Return text that is safe to print: no secrets of URLs, no control characters of data."""
     return printable(show_url(text), keep)
 
 
 class Facts(NamedTuple):
-    """A title and one line per fact; None is left out."""
+    """A title and one line per fact; facts that are None are left out."""
 
     title: str
     facts: Mapping[str, Any]
@@ -45,7 +45,7 @@ class Facts(NamedTuple):
                 lines = value if isinstance(value, list) else [value]
                 shown = [f"{one:.4g}" if isinstance(one, float) else str(one) for one in lines]
                 table.add_row(f"  {clean(name)}", "\n".join(map(clean, shown)))
-        # Not the table's own title, which would wrap to its width.
+        # The title of a rich table would wrap to the width of the table.
         _console().print(clean(self.title), style="bold")
         _console().print(table)
 
@@ -54,8 +54,8 @@ class Facts(NamedTuple):
 class Answer:
     """The result of a command.
 
-    `about` is printed with ``--json``, `parts` (texts, tables, facts) and `next` (commands)
-    without. `figures` are file names and functions that draw them with the module of plots.
+    With ``--json``, `about` is printed; otherwise `parts` (texts, tables, facts) and `next`
+    (commands). `figures` maps file names to functions that draw them with `nnnorm.report.plots`.
     """
 
     about: Any
@@ -66,7 +66,7 @@ class Answer:
 
 
 def print_note(text: str, keep: str = "") -> None:
-    """Print a note, or an error, on stderr, without breaking words of a terminal's line."""
+    """Print a note or an error on stderr; in a terminal, wrapped between words."""
     text = clean(text, keep)
     if sys.stderr.isatty() and not keep:
         width = get_terminal_size().columns
@@ -75,7 +75,7 @@ def print_note(text: str, keep: str = "") -> None:
 
 
 def deliver(answer: Answer, as_json: bool, report: Path | None) -> None:
-    """Write a report if asked, then print JSON, or everything for people."""
+    """Write a report if there is a folder for it, then print JSON, or text and tables."""
     if report is not None:
         _write_report(answer, report)
     if as_json:
@@ -115,7 +115,7 @@ def print_parts(parts: Sequence[Any]) -> None:
         else:
             typer.echo("\n" * (number > 0), nl=False)
             part.print()
-    print(end="", flush=True)  # what comes next may take long
+    print(end="", flush=True)  # before slow work
 
 
 def _console() -> Any:
@@ -129,7 +129,7 @@ def _console() -> Any:
 
 @contextmanager
 def show_progress(label: str, interrupted: str = "") -> Iterator["Progress | None"]:
-    """Show a progress bar on stderr if it is a terminal; a Ctrl-C prints `interrupted`."""
+    """Show a progress bar if stderr is a terminal; add `interrupted` to the message of Ctrl-C."""
     try:
         if not sys.stderr.isatty():
             yield None
@@ -151,7 +151,7 @@ def show_progress(label: str, interrupted: str = "") -> Iterator["Progress | Non
 def answer_ranking(
     ranking: "Ranking", output: Path | None, about: dict[str, Any], *, corrected: bool = True
 ) -> Answer:
-    """Save a ranking to a file if one is given; else all of it is in the JSON."""
+    """Save a ranking to `output`, or put all hits into the JSON."""
     about["n_queries"] = len(ranking)
     if output is not None:
         ranking.save(output)
@@ -162,7 +162,7 @@ def answer_ranking(
 
 
 def _plain(value: Any) -> Any:
-    """Numbers for JSON: the digits of float32, and null for missing hits."""
+    """Return numbers for JSON: the digits of float32, and null for missing hits."""
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if not isinstance(value, float):
@@ -171,7 +171,7 @@ def _plain(value: Any) -> Any:
 
 
 def _tabulate(ranking: "Ranking", output: Path | None, corrected: bool) -> Any:
-    """The first hits of the first queries."""
+    """Return a table with the first hits of the first queries."""
     from nnnorm.report import Table
 
     known = {"document": ranking.parents, "id": ranking.ids, "index": ranking.indices}
@@ -186,9 +186,10 @@ def _tabulate(ranking: "Ranking", output: Path | None, corrected: bool) -> Any:
     fitting = [n for n in range(1, len(widths) + 1) if sum(widths[:n], start=5) <= _COLUMNS]
     columns, has_hits = max(fitting, default=1), (ranking.scores > -math.inf).any(axis=1)
     notes = []
-    if output is not None or n_queries > shown or k > columns:
-        note = f"Shown: {shown} of {n_queries:,} queries, {min(columns, k)} of {k} places; "
-        notes.append(note + (f"all are in {output}" if output else "-o FILE or --json gives all"))
+    if k and (output is not None or n_queries > shown or k > columns):
+        note = f"Showing {shown} of {n_queries:,} queries, {min(columns, k)} of {k} hits each. "
+        more = f"All hits are in {output}." if output else "For all, use -o FILE or --json."
+        notes.append(note + more)
     if n_empty := int((~has_hits).sum()):
         notes.append(f"{n_empty:,} of {n_queries:,} queries have no hits.")
     title = f"Best items ({what}, {'corrected score' if corrected else 'score'})"

@@ -363,7 +363,7 @@ def check(
         # Small hubs don't show without labels, nor in fewer queries than items.
         if as_it_is.severity == "none" and k == 1 and right is not None:
             return Check(verdict="leave", **about)
-        lines = ("bank = nnnorm.Bank.of(queries)", "bias = nnnorm.NNN().fit(gallery, bank)")
+        lines = ("bank = nnnorm.Bank.of(queries)", "nnnorm.Corrector.fit(gallery, bank)")
         return Check(verdict="unknown", next=lines, **about)
     bank = methods.open_references(references, normalize=normalize)
     warn_of_overlap(bank, asked)
@@ -408,7 +408,8 @@ def check(
         crossed = trial.cross_fit("one-standard-error", seed=seed)
         best = trial.settings[number]
         _, hits = look(trial.bias(number) if number else None, trial.evaluation(number))
-        about["tuned"] = Measured(best.name, dict(best.params), **measure(crossed, hits))
+        params = {**best.params, **({} if best.between == 1 else {"between": best.between})}
+        about["tuned"] = Measured(best.name, params, **measure(crossed, hits))
         about["better"] = crossed.gain_over(corrected, seed=seed)
         if _asks_for_others(bank, items, raw):
             rows = np.unique(right.items)
@@ -522,10 +523,10 @@ def _count_needed(measured: Measured, n_queries: int) -> int | None:
 
 
 def _next_lines(tuned: Measured | None, options: dict[str, Any]) -> tuple[str, str]:
+    params = {} if tuned is None else dict(tuned.params)
+    options |= {"between": params.pop("between")} if "between" in params else {}
     more = "".join(f", {name}={value}" for name, value in options.items())
     also = f", normalize={options['normalize']}" if "normalize" in options else ""
-    method = "NNN()" if tuned is None else repr(methods.make_method(tuned.method, **tuned.params))
-    fit = f"bias = nnnorm.{method}.fit(gallery, references{more})"
-    if "recent" in options:
-        fit = f"bias = nnnorm.Corrector.fit(gallery, references{more}).bias"
-    return fit, f"nnnorm.search(queries, gallery, bias, k=10{also})"
+    method = "" if tuned is None else f", nnnorm.{methods.make_method(tuned.method, **params)!r}"
+    fit = f"corrector = nnnorm.Corrector.fit(gallery, references{method}{more})"
+    return fit, f"nnnorm.search(queries, gallery, corrector, k=10{also})"

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.bias import Bias
 from nnnorm.dedup import References
 from nnnorm.embeddings import Embeddings, FloatArray
 from nnnorm.errors import NNNormError
@@ -49,6 +50,7 @@ class Setting:
     method: Method
     params: Mapping[str, Any]
     statistics: Statistics
+    between: float = 1.0  # weight of the differences between groups
 
     @property
     def name(self) -> str:
@@ -60,9 +62,16 @@ class Setting:
         values = np.asarray(self.method.values(self.statistics), dtype=np.float32)
         correction = np.float32(self.method.weight) * values
         if (groups := self.statistics.groups) is not None and self.method.is_weighted:
+            groups.between = self.between
             offsets = groups.offsets(self.method, values, self.statistics)
             correction = correction + offsets_of(groups.labels, offsets)
         return correction
+
+    def bias(self) -> Bias:
+        """The bias of this setting."""
+        if self.statistics.groups is not None:
+            self.statistics.groups.between = self.between
+        return self.method.make_bias(self.statistics)
 
 
 def make_settings(

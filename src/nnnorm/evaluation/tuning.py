@@ -26,7 +26,7 @@ from nnnorm.embeddings import Embeddings, FloatArray, Source
 from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.metrics import Evaluation, Truth, count_strip, evaluate, open_task
 from nnnorm.evaluation.results import Interval, Record, interval_of_difference, is_near, split_folds
-from nnnorm.evaluation.sweep import Setting, make_settings, sweep_hits
+from nnnorm.evaluation.sweep import Correction, Setting, make_settings, sweep_hits
 from nnnorm.files import Progress
 from nnnorm.methods import METHODS, NNN, NO_CORRECTION, MethodName, describe_setting, find_method
 from nnnorm.methods.base import Grid, open_groups
@@ -112,7 +112,7 @@ class Trial:
     ) -> None:
         """Try all settings from one pass over each input."""
         self.queries, self.gallery, self.options = queries, gallery, options
-        self.clusters = truth.clusters
+        self.clusters, self.groups = truth.clusters, groups
         if len(np.unique(self.clusters)) < 2:
             raise NNNormError("tuning needs queries that ask for at least two different items")
         named, banks = (NO_CORRECTION, *methods), (references, gallery_references)
@@ -133,6 +133,8 @@ class Trial:
         self.raw = Evaluation.of_strips(truth, ranks, len(gallery))
         self._evaluations = {0: self.raw}
         self._close_gates()
+        self.n_cells = len(self.settings)
+        self._variants: dict[int, list[int]] = {}
 
     def _close_gates(self) -> None:
         """Set the hits of queries for which a gate is closed.
@@ -161,16 +163,39 @@ class Trial:
         among: npt.NDArray[np.bool_] | slice = slice(None),
     ) -> int:
         """Return the number of the chosen setting, of one or all methods, on some queries."""
-        named = enumerate(self.settings)
+        named = enumerate(self.settings[: self.n_cells])
         rows = [row for row, one in named if row == 0 or method in (None, one.name)]
         hits = self.hits[rows][:, among]
         if select == "max":
-            return rows[int(hits.mean(axis=1, dtype=np.float64).argmax())]
-        return rows[choose([self.settings[row] for row in rows], hits, self.clusters[among])]
+            number = rows[int(hits.mean(axis=1, dtype=np.float64).argmax())]
+        else:
+            tried = [self.settings[row] for row in rows]
+            number = rows[choose(tried, hits, self.clusters[among])]
+        return number if self.groups is None or number == 0 else self._weigh_groups(number, among)
+
+    def _weigh_groups(self, number: int, among: npt.NDArray[np.bool_] | slice) -> int:
+        """The same setting with the weight of the groups chosen too, on some queries."""
+        if number not in self._variants:
+            others = [replace(self.settings[number], between=weight) for weight in _BETWEEN[1:]]
+            first = len(self.settings)
+            self._variants[number] = [number, *range(first, first + len(others))]
+            self.settings += others
+            self.hits = np.concatenate([self.hits, self._sweep(one.correction for one in others)])
+        rows = self._variants[number]
+        return rows[_first_near_best(self.hits[rows][:, among], self.clusters[among])]
+
+    def cell_of(self, number: int) -> int:
+        """The number of the cell that a setting is a variant of, or its own."""
+        return next((cell for cell, rows in self._variants.items() if number in rows), number)
+
+    def _sweep(self, corrections: Iterable[Correction]) -> FloatArray:
+        return sweep_hits(
+            self.queries, self.gallery, self.raw.truth, list(corrections), **self.options
+        )
 
     def bias(self, number: int) -> Bias:
         """The bias of a setting."""
-        return self.settings[number].method.make_bias(self.statistics)
+        return self.settings[number].bias()
 
     def evaluation(self, number: int) -> Evaluation:
         """A setting on the queries it was tried on, measured as `evaluate` does, once."""
@@ -182,10 +207,8 @@ class Trial:
 
     def choose_weight(self, corrections: Iterable[FloatArray]) -> tuple[int, FloatArray]:
         """The first of some corrections within one paired standard error of the best; all hits."""
-        hold = [partial(np.asarray, correction) for correction in corrections]
-        hits = sweep_hits(self.queries, self.gallery, self.raw.truth, hold, **self.options)
-        best = hits[int(hits.mean(axis=1, dtype=np.float64).argmax())]
-        return next(n for n, row in enumerate(hits) if is_near(best, row, self.clusters)), hits
+        hits = self._sweep(partial(np.asarray, correction) for correction in corrections)
+        return _first_near_best(hits, self.clusters), hits
 
     def cross_fit(
         self, select: Select, method: MethodName | None = None, *, seed: int = 0
@@ -282,14 +305,15 @@ def tune(
     by_rule, by_maximum = trial.choose("one-standard-error"), trial.choose("max")
     chosen = by_rule if select == "one-standard-error" else by_maximum
     crossed = trial.cross_fit(select, seed=seed) if clicks is None else None
-    n_near = sum(is_near(trial.hits[by_maximum], hits, trial.clusters) for hits in trial.hits[1:])
-    if labeled is not None and chosen and _choose_between(trial, chosen, labeled) != 1:
-        crossed = None  # the weight was chosen on all queries
+    best, others = trial.hits[by_maximum], trial.hits[1 : trial.n_cells]
+    n_near = sum(is_near(best, hits, trial.clusters) for hits in others)
     bias, measured = trial.bias(chosen), trial.evaluation(chosen)
-    cells = []
-    for number, (setting, hits) in enumerate(zip(trial.settings, trial.hits, strict=True)):
+    numbers, cells = list(range(trial.n_cells)), []
+    numbers[trial.cell_of(chosen)] = chosen
+    for number in numbers:
+        setting = trial.settings[number]
         recalls = [trial.evaluation(number).recall(k) for k in (5, 10) if number in (0, chosen)]
-        recall_at_1 = float(hits.mean(dtype=np.float64))
+        recall_at_1 = float(trial.hits[number].mean(dtype=np.float64))
         cells.append(Cell(setting.name, setting.params, recall_at_1, *recalls))
     gain, popularity = measured.gain_over(trial.raw, seed=seed), None
     if clicks is not None:
@@ -297,9 +321,9 @@ def tune(
         gain = interval_of_difference(after, trial.raw.hits(1), trial.clusters, seed=seed)
     return Tuning(
         grid=tuple(cells),
-        best=cells[chosen],
-        best_by_rule=cells[by_rule],
-        best_by_maximum=cells[by_maximum],
+        best=cells[trial.cell_of(chosen)],
+        best_by_rule=cells[trial.cell_of(by_rule)],
+        best_by_maximum=cells[trial.cell_of(by_maximum)],
         uncorrected=cells[0],
         bias=bias,
         gain=gain,
@@ -309,7 +333,7 @@ def tune(
         n_queries=len(asked),
         n_references=used.n_given,
         **used.params,
-        between=None if labeled is None else labeled.between,
+        between=None if labeled is None else trial.settings[chosen].between,
         popularity=popularity,
     )
 
@@ -363,16 +387,10 @@ def _distances(
     return np.asarray(np.abs(spots - spots.mean(axis=0)).sum(axis=1))
 
 
-def _choose_between(trial: Trial, number: int, groups: Groups) -> float:
-    """Choose the weight nearest to 1 within one paired standard error of the best, by R@1."""
-    corrections = []
-    for between in _BETWEEN:
-        groups.between = between
-        corrections.append(trial.settings[number].correction())
-    chosen, hits = trial.choose_weight(corrections)
-    groups.between, trial.hits[number] = _BETWEEN[chosen], hits[chosen]
-    trial._evaluations.pop(number, None)
-    return groups.between
+def _first_near_best(hits: FloatArray, clusters: npt.NDArray[Any]) -> int:
+    """The first row of hits within one paired standard error of the best."""
+    best = hits[int(hits.mean(axis=1, dtype=np.float64).argmax())]
+    return next(number for number, row in enumerate(hits) if is_near(best, row, clusters))
 
 
 # --- popularity ----------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """The methods: each computes a `Bias` from a gallery and past queries.
 
-For a fixed query, a term that does not depend on the item never changes the ranking. Without such
-terms, every method ranks by ``s(q, r) − b(r)`` (m_k: mean of the k best reference scores of an
-item; L_β: log-mean-exp of β times its reference scores):
+A term that is the same for all items never changes the ranking of a query. Without such terms,
+every method ranks items by ``s(q, r) − b(r)``. In these formulas, m_k is the mean of the item's k
+best reference scores, m_all the mean of all of them, and L_β the log-mean-exp of β times these
+scores:
 
     none       uncorrected        0
     nnn        nnn                α·m_k
@@ -11,13 +12,13 @@ item; L_β: log-mean-exp of β times its reference scores):
     is         inverted_softmax   L_β/β
     qbnorm     … gated            the same, for queries whose raw best item is in an activation set
     dualis     dual_softmax       (L_βg(gallery bank) + L_βq(references)) / (βg + βq)
-    dualdis    … gate             the same, each term behind its own activation set
+    dualdis    … gate             the same, with an activation set per term
     sinkhorn   sinkhorn           τ·log Σ_j w_j·exp(s_j/τ), w from entropic transport (`softmax`)
 
-The middle column is the file with the formula; `base` computes m_k and L_β and has `fit`. A new
-method is a file of its own and a line in `METHODS`. No method normalizes embeddings. Values may
-differ from those of a paper by a constant, which changes no ranking; it is chosen so that all are
-on the scale of a score.
+The middle column is the file with the formula. `base` has `fit`, and computes m_k and L_β. To add a
+method, add a file and a line in `METHODS`. No method normalizes embeddings. Values may differ from
+those of a paper by a constant, which changes no ranking, so that all values are on the scale of a
+score.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ from nnnorm.methods.nnn import NNN, PAPER_GRID
 from nnnorm.methods.sinkhorn import Sinkhorn
 from nnnorm.methods.uncorrected import NO_CORRECTION, Uncorrected
 
-# In the order in which tables and help list them.
+# In the order of tables and help.
 METHODS: Final = (Uncorrected, NNN, CSLS, DN, InvertedSoftmax, DualSoftmax, Sinkhorn)
 _BY_NAME: Final[dict[str, tuple[type[Method], Variant]]] = {
     variant.name: (kind, variant) for kind in METHODS for variant in kind.variants
@@ -47,14 +48,14 @@ else:  # the command line reads its choices from this
 
 
 def find_method(name: str) -> tuple[type[Method], Variant]:
-    """Find the class of a method, and the facts about one of its names."""
+    """Find the class and the variant with a command-line name."""
     if name not in _BY_NAME:
         raise NNNormError(f"method must be one of {', '.join(METHOD_NAMES)}; got {name!r}")
     return _BY_NAME[name]
 
 
 def make_method(name: MethodName, **params: Any) -> Method:
-    """Make a method from its command-line name and its parameters."""
+    """Create a method from its command-line name and its parameters."""
     kind, variant = find_method(name)
     takes = [part for part in fields(kind) if part.name not in variant.fixed]
     names = [part.name for part in takes]
@@ -65,21 +66,21 @@ def make_method(name: MethodName, **params: Any) -> Method:
     given = {**variant.preset, **params}
     missing = [part.name for part in takes if part.default is MISSING and part.name not in given]
     if missing:
-        raise NNNormError(f"method {name} needs {' and '.join(missing)}; there is no default")
+        raise NNNormError(f"method {name} needs {' and '.join(missing)}; pass numbers (--set)")
     method = kind(**variant.fixed, **given)
     if method.name != name:
         what = ", ".join(f"{param}={given[param]!r}" for param in variant.preset)
-        raise NNNormError(f"{what} makes method {method.name}, not {name}; leave it out")
+        raise NNNormError(f"with {what}, this is method {method.name}, not {name}; leave it out")
     return method
 
 
 def label_method(name: str) -> str:
-    """Return the name of a method in tables and plots; an unknown name is returned as is."""
+    """Return the name of a method in tables and plots, or `name` itself if it is unknown."""
     return _BY_NAME[name][1].label if name in _BY_NAME else name
 
 
 def describe_setting(name: str, params: Mapping[str, Any], between: str = " ") -> str:
-    """Write the parameters of a method as tables show them, switches only if they are on."""
+    """Format the parameters of a method for tables; booleans only if they are true."""
     shown = _BY_NAME[name][0].shown if name in _BY_NAME else ()
     return between.join(
         f"{param}={value if isinstance(value, int) else f'{value:.4g}'}"

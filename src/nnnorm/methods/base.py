@@ -1,21 +1,21 @@
-"""The base of all methods: a frozen record of parameters, a formula over `Statistics`, `fit`.
+"""The base of all methods: `Method`, a dataclass of parameters with a formula and `fit`.
 
-Each method has one file. `csls.py` is an example: a record with the parameters, the names and the
-default grid in `variants`, and the formula, `values`. A method may
-also have a `weight`, choose its parameters in `resolve`, use a second bank (`gallery_bank`), or
-correct some queries only (`gated_by`).
+Each method has one file. See `csls.py` for an example: a dataclass with the parameters, the names
+and default grid in `variants`, and the formula in `values`. A method may also define a `weight`,
+choose its parameters in `resolve`, use a second bank (`gallery_bank`), or correct only some queries
+(`gated_by`).
 
-`Statistics` are what formulas are made of, of every item's scores with a bank:
+Formulas use `Statistics` of every item's scores with a bank:
 
-    m_k     mean of the k best reference scores of an item; the items may be centered first
-    m_all   mean of all of them
+    m_k     mean of the item's k best reference scores; the items may be centered first
+    m_all   mean of all its reference scores
     L_β     log-mean-exp: the log of the mean of exp(β·s)
     u       entropic transport between the items and the references
     A       activation set: the items that are the best item of at least one row of a bank
 
-Each is computed when it is first asked for, and kept. `Statistics.prepare` reads from the formulas
-of many settings what they ask for, and computes it in one pass over each bank, so a whole grid
-costs no more than one fit.
+Each statistic is computed when a formula first uses it, and stored. To measure many settings,
+`Statistics.prepare` runs their formulas on an empty copy, records the statistics that they use, and
+computes all of them in one pass over each bank. So a whole grid takes no longer than one fit.
 """
 
 import os
@@ -46,7 +46,7 @@ from nnnorm.solvers import Solver, check_solver, compute_means
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 BankName = Literal["references", "gallery_references"]
-# As in scikit-learn: values per parameter, all combined; or several such, one after the other.
+# As in scikit-learn: the values of each parameter, all combined; or a list of such grids.
 Grid: TypeAlias = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
 POWERS_OF_TWO = tuple(2**power for power in range(10))
 
@@ -56,7 +56,7 @@ POWERS_OF_TWO = tuple(2**power for power in range(10))
 
 @dataclass(frozen=True)
 class _Request:
-    """What a formula asks for; `number` is k, β or τ."""
+    """A statistic that a formula uses; `number` is k, β or τ."""
 
     kind: Literal["mean", "mean of all", "log", "transport"]
     number: float = 0
@@ -66,7 +66,7 @@ class _Request:
 
 
 class Statistics:
-    """Statistics of a gallery's scores with a bank, or of ready scores; each is computed once."""
+    """Statistics of a gallery's scores with a bank, or of given scores; each is computed once."""
 
     def __init__(
         self,
@@ -93,52 +93,52 @@ class Statistics:
                 embeddings.check_same_dim(gallery, gallery_bank)
         self.n_gallery: int = self.scores.shape[0]
         self.n_references: int = self.scores.shape[1]
-        # The number of references, of which near copies may have been dropped.
+        # The number of references as passed, including near-duplicates that were dropped.
         self.n_given = self.n_references if references is None else references.n_given
         self.groups, self.solver, self.quality = groups, solver, quality
         self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-        # What the automatic rule of `NNN` measured, by k and whether items are centered.
+        # Measurements of the automatic rule of `NNN`, by k and whether items are centered.
         self.evidence: dict[tuple[int, bool], Any] = {}
         self._center = center
         self._kept: dict[_Request, FloatArray] = {}
         self._solved: dict[_Request, dict[str, Any]] = {}
         self._active: dict[BankName, BoolArray] = {}
-        # What a formula asked for, in the copy that it is tried on.
-        self._asked: list[_Request] | None = None
+        # If this is a list, statistics are recorded here instead of computed; see `prepare`.
+        self._recorded: list[_Request] | None = None
 
     def subset(self, rows: npt.NDArray[np.int64]) -> "Statistics":
-        """Statistics of some of the items, without groups."""
-        items: Any = self.gallery  # embeddings: ready scores have no groups
+        """Return statistics of some items, without groups."""
+        items: Any = self.gallery  # always embeddings, because fits on scores take no groups
         budget = self.options["memory_budget"]
         return Statistics(items.subset(rows), self.references, memory_budget=budget)
 
     @cached_property
     def centered_scores(self) -> Scores:
-        """Scores with the references of the items less their center, by default their mean."""
+        """Reference scores of the centered items; the center is their mean unless it was given."""
         return self.scores.centered(self._center)
 
-    # --- what formulas ask for ---------------------------------------------------------------
+    # --- statistics for formulas -------------------------------------------------------------
 
     def mean_of_best(self, reference_k: int, *, is_centered: bool = False) -> FloatArray:
-        """``m_k``, shape ``(n_gallery,)``."""
+        """Return ``m_k``, shape ``(n_gallery,)``."""
         return self._get(_Request("mean", int(reference_k), is_centered=is_centered))
 
     def log_mean_exp(self, beta: float, bank: BankName = "references") -> FloatArray:
-        """``L_β`` over a bank, shape ``(n_gallery,)``; zeros for β = 0."""
+        """Return ``L_β`` over a bank, shape ``(n_gallery,)``; zeros for β = 0."""
         if beta == 0:
             return np.zeros(self.n_gallery)
         return self._get(_Request("log", float(beta), bank))
 
     def transport(self, tau: float, iterations: int) -> FloatArray:
-        """``−τ·log u`` of entropic transport, shape ``(n_gallery,)``."""
+        """Return ``−τ·log u`` of entropic transport, shape ``(n_gallery,)``."""
         return self._get(_Request("transport", float(tau), iterations=iterations))
 
     def mean_of_all(self) -> FloatArray:
-        """``m_all``, shape ``(n_gallery,)``."""
+        """Return ``m_all``, shape ``(n_gallery,)``."""
         return self._get(_Request("mean of all"))
 
     def activation_set(self, bank: BankName = "references") -> BoolArray:
-        """Items that are the best item of at least one row of a bank, shape ``(n_gallery,)``."""
+        """Return which items are the best item of a row of a bank, shape ``(n_gallery,)``."""
         if bank not in self._active:
             best = top_k(self._scores_with(bank).transposed(), 1, **self.options)
             self._active[bank] = np.zeros(self.n_gallery, dtype=bool)
@@ -148,39 +148,38 @@ class Statistics:
     # --- computing ---------------------------------------------------------------------------
 
     def prepare(self, methods: Iterable["Method"]) -> dict[str, Any]:
-        """Compute what the formulas of some settings ask for; return which solvers ran."""
-        asked: list[_Request] = []
+        """Compute the statistics that the formulas of some settings use; return the solvers."""
+        needed: list[_Request] = []
         for method in methods:
-            tried = copy(self)
-            tried._asked, tried.n_gallery = [], 1
-            method.values(tried)
+            recorder = copy(self)
+            recorder._recorded, recorder.n_gallery = [], 1
+            method.values(recorder)
             if self.groups is not None and not (method.is_weighted or method.name == "none"):
                 raise NNNormError(
                     f"method {method.name} takes no groups; use nnn, csls or dn, or leave them out"
                 )
             if method.gallery_bank == "needed" and self.gallery_bank is None:
-                banks = {request.bank for request in tried._asked}
+                banks = {request.bank for request in recorder._recorded}
                 if "gallery_references" in banks.union(method.gated_by):
                     raise NNNormError(
-                        f"method {method.name} needs a gallery bank (gallery_references, or "
-                        "gallery_scores for ready scores); without one use InvertedSoftmax "
-                        "(--method is)"
+                        f"method {method.name} needs a gallery bank; pass gallery_references "
+                        "(gallery_scores for a fit on scores), or use InvertedSoftmax (--method is)"
                     )
-            kinds = {request.kind for request in tried._asked}
+            kinds = {request.kind for request in recorder._recorded}
             if self.solver not in ("auto", "exact") and "mean" not in kinds:
                 raise NNNormError(
                     f"solver {self.solver} computes means of the best references, which method "
                     f"{method.name} does not use; leave out solver"
                 )
-            asked += tried._asked
-        self._compute(asked)
+            needed += recorder._recorded
+        self._compute(needed)
         solved: dict[str, Any] = {}
-        for request in asked:
+        for request in needed:
             solved |= self._solved.get(request, {})
         return solved
 
     def too_few_references(self, reference_k: float) -> NNNormError:
-        """The error for a k that is larger than the bank."""
+        """Return the error for a k that is larger than the bank."""
         size = describe_size(self.n_given, self.n_references)
         return NNNormError(
             f"reference_k is {reference_k}, but there are only {size}; pass more references or a "
@@ -188,21 +187,21 @@ class Statistics:
         )
 
     def _get(self, request: _Request) -> FloatArray:
-        if self._asked is not None:
-            self._asked.append(request)
+        if self._recorded is not None:
+            self._recorded.append(request)
             return np.zeros(1)
         if request not in self._kept:
             self._compute([request])
         return self._kept[request]
 
     def _compute(self, requests: Iterable[_Request]) -> None:
-        """Compute what is not kept yet: all that uses the same scores in one pass."""
+        """Compute statistics that aren't stored yet, in one pass over each kind of scores."""
         passes: dict[Any, list[_Request]] = {}
         for request in dict.fromkeys(requests):
             if request.kind == "mean" and request.number > self.n_references:
                 raise self.too_few_references(request.number)
             if request not in self._kept:
-                # One pass does all k and β of a bank, and one all τ.
+                # One pass computes all k and β of a bank; another one computes all τ.
                 key = request.kind == "mean of all", replace(request, kind="log", number=0)
                 passes.setdefault(key, []).append(request)
         for (is_mean_of_all, shared), some in passes.items():
@@ -219,7 +218,7 @@ class Statistics:
                 self._scan(self._scores_with(shared.bank), some)
 
     def _scan(self, scores: Scores, requests: list[_Request]) -> None:
-        """Compute means and log-mean-exps of one bank: in one pass, or each mean by the solver."""
+        """Compute means and log-mean-exps of one bank, in one pass or each mean with the solver."""
         means: list[_Request] = []
         logs: list[_Request] = []
         for one in requests:
@@ -249,18 +248,18 @@ class Statistics:
         self._solved |= {one: {"solver": "exact"} for one in means}
 
     def _scores_with(self, bank: BankName) -> Scores:
-        """Scores of the gallery with the references, or with the gallery bank."""
+        """Return the scores of the gallery with the references, or with the gallery bank."""
         gallery, second = self.gallery, self.gallery_bank
         if bank == "references":
             return self.scores
         if second is None:
-            raise NNNormError("this needs a gallery bank; pass gallery_references")
+            raise NNNormError("this method needs a gallery bank; pass gallery_references")
         if isinstance(second, Embeddings) and isinstance(gallery, Embeddings):
             return Products(gallery, second, memory_budget=self.options["memory_budget"])
         return self._ready(second, 0, "(n_gallery, n_gallery_references), with as many rows")
 
     def _joined_scores(self) -> Scores:
-        """Scores with the references of the gallery and, below it, the gallery bank if any."""
+        """Return the reference scores of the gallery, followed by those of its bank if any."""
         scores, bank = self.scores, self.gallery_bank
         if isinstance(bank, Embeddings) and isinstance(scores, Products):
             budget = self.options["memory_budget"]
@@ -271,11 +270,11 @@ class Statistics:
         return Matrix(StoredMatrix([*scores.matrix.parts, *below.matrix.parts], "scores"))
 
     def _ready(self, bank: Any, axis: int, expected: str) -> Matrix:
-        """Ready scores of a gallery bank that share an axis with the scores."""
+        """Return given scores of a gallery bank; raise unless they match the scores' shape."""
         if bank.shape[axis] != self.scores.shape[axis]:
             raise NNNormError(
-                f"gallery_scores must have shape {expected} as scores; got {bank.shape} and scores "
-                f"{self.scores.shape}"
+                f"gallery_scores must have shape {expected} as scores; got {bank.shape}, and "
+                f"scores {self.scores.shape}"
             )
         return Matrix(bank)
 
@@ -285,7 +284,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Variant:
-    """A command-line name of a method, with the parameters that it fixes or presets."""
+    """A command-line name of a method; `fixed` parameters can't change, `preset` ones can."""
 
     name: str
     label: str
@@ -296,31 +295,35 @@ class Variant:
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A correction method. Subclasses are records of parameters."""
+    """A correction method: computes the bias of every item from past queries.
+
+    Subclasses are frozen dataclasses of parameters, such as ``NNN(reference_k=32, alpha=0.5)``.
+    """
 
     variants: ClassVar[tuple[Variant, ...]]
     # The parameters that tables and reports show.
     shown: ClassVar[tuple[str, ...]] = ()
     gallery_bank: ClassVar[Literal["unused", "optional", "needed"]] = "unused"
-    # Whether an item's value follows from the item and the banks alone, whatever else is searched.
+    # Whether an item's value depends only on the item and the banks, and not on other items.
     values_each_item: ClassVar[bool] = True
-    # Whether `weight` is the part of the values that is taken, so that groups can have another.
+    # Whether `weight` is a factor of the values, so that groups can have offsets of another weight.
     is_weighted: ClassVar[bool] = False
 
     def __new__(cls, *_: Any, **params: Any) -> "Method":
-        """Make an empty record; its generated ``__init__`` would call `k` an unexpected keyword."""
-        names = list(cls.__dataclass_fields__)
+        """Reject unknown parameters with a hint, which the generated ``__init__`` can't give."""
+        names = [part.name for part in fields(cls)]
         if unknown := sorted(params.keys() - names):
             meant = "reference_k" if unknown[0] in ("k", "n_neighbors") else ""
-            hint = f"did you mean {meant!r}?" if meant in names else f"it has {', '.join(names)}"
-            raise NNNormError(f"{cls.__name__} has no argument {unknown[0]!r}; {hint}")
+            takes = f"it takes {', '.join(names) or 'none'}"
+            hint = f"did you mean {meant!r}?" if meant in names else takes
+            raise NNNormError(f"{cls.__name__} has no parameter {unknown[0]!r}; {hint}")
         return super().__new__(cls)
 
-    # --- what a method may define ------------------------------------------------------------
+    # --- definitions of a method -------------------------------------------------------------
 
     @abstractmethod
     def values(self, statistics: Statistics) -> FloatArray:
-        """The formula: a bias value per item, shape ``(n_gallery,)``."""
+        """Return the bias value of every item by the method's formula, shape ``(n_gallery,)``."""
 
     @property
     def weight(self) -> float:
@@ -329,37 +332,37 @@ class Method(ABC):
 
     @property
     def is_automatic(self) -> bool:
-        """Whether `fit` chooses a parameter. If so, near-duplicate references are dropped."""
+        """Whether `fit` chooses a parameter; if so, near-duplicate references are dropped."""
         return False
 
     def resolve(self, statistics: Statistics) -> tuple["Method", dict[str, Any]]:
-        """Replace automatic parameters by numbers, and return the figures that they depend on."""
+        """Return the method with its automatic parameters set, and the measurements behind them."""
         return self, {}
 
     @property
     def gated_by(self) -> tuple[BankName, ...]:
-        """The banks whose activation sets decide per query which `parts` of the bias apply."""
+        """The banks whose activation sets determine which `parts` of the bias apply to a query."""
         return ()
 
     def parts(self, statistics: Statistics) -> list[FloatArray]:
-        """The terms that add up to the values, one for each gate."""
+        """Return the terms that add up to the values, one for each gate."""
         return [self.values(statistics)]
 
-    # --- what follows from it ----------------------------------------------------------------
+    # --- derived properties ------------------------------------------------------------------
 
     @property
     def variant(self) -> Variant:
-        """The name that these parameters go by."""
+        """The variant with these parameters."""
         return next(one for one in self.variants if one.fixed.items() <= vars(self).items())
 
     @property
     def name(self) -> str:
-        """The command-line name."""
+        """The command-line name, such as ``"nnn"``."""
         return self.variant.name
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters that its name does not imply, as plain numbers for JSON."""
+        """The parameters that the name does not imply, as plain numbers for JSON."""
         params = {}
         for part in fields(self):
             if part.name not in self.variant.fixed:
@@ -369,13 +372,13 @@ class Method(ABC):
         return params
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and parameters, from which `make_method` makes the same method."""
+        """Return name and parameters as a dictionary, which `make_method` converts back."""
         return {"name": self.name, "params": self.params}
 
     def make_bias(self, statistics: Statistics, chosen: Mapping[str, Any] | None = None) -> Bias:
-        """Apply the formula to statistics that may be shared with other settings.
+        """Apply the formula to statistics, which other settings may share.
 
-        `chosen` is what the parameters of a resolved method were chosen by.
+        `chosen` has the measurements that `resolve` returned; they are added to the params.
         """
         if self.is_automatic:
             resolved, chosen = self.resolve(statistics)
@@ -422,50 +425,54 @@ class Method(ABC):
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
     ) -> Bias:
-        """Compute the bias of every item from past queries.
+        """Compute the bias of every item of a gallery from past queries.
 
         Parameters
         ----------
         gallery : array or path, shape (n_gallery, dim)
-            The items that are searched.
+            The embeddings of the items that are searched.
         references : Bank, array or path, shape (n_references, dim)
-            Past queries, or queries of a training set. They should not include the test queries.
+            Past queries, embedded by the same model, or queries of a training set. They must not
+            include the queries that you measure the result on.
         groups : array, shape (n_gallery,), optional
-            A label per item, if the gallery is mixed: photos and texts, languages, sources. Groups
-            are then found alike, and the weight of the method applies within them. The values are
-            the whole correction, with a weight of 1; ``params["groups"]`` has the offsets. For
-            `NNN`, `CSLS` and `DN`.
+            For a mixed gallery: one label per item, such as "photo" or "text", a language or a
+            source. Groups whose scores with past queries differ then get the same mean score, and
+            the weight of the method applies within groups. The returned values are the whole
+            correction, with a weight of 1. ``bias.params["groups"]`` has the offset of each group.
+            For `NNN`, `CSLS` and `DN`.
         between : float
-            The weight of the differences between groups: 0 leaves them as they are.
+            With groups: the weight of the differences between groups. 1 removes them, 0 leaves them
+            as they are.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
-            A bank of gallery-side items, for `DualSoftmax` and `Sinkhorn` only.
+            A gallery bank, for `DualSoftmax` and `Sinkhorn` only: items to compare the gallery
+            with.
         duplicates : {"drop", "keep"}, optional
-            "drop" leaves out near copies of earlier references (cosine above 0.88), so that popular
-            queries count once; the `params` of the bias have ``n_unique``. "keep" uses every row,
-            as the paper does. The default is "drop" for automatic settings and "keep" if all
-            numbers are given.
+            "drop" leaves out references that nearly equal earlier ones (cosine above 0.88), so
+            that frequent queries count once; ``bias.params["n_unique"]`` has the number of the
+            others. "keep" uses every row, as in the paper. The default is "drop" if the method
+            chooses a setting, and "keep" if you pass all settings.
         allow_gallery_rows : bool
-            Whether references may be rows of the gallery, which is rejected by default: an
-            item's best reference would be the item itself.
+            Whether references may be rows of the gallery. By default, such references are rejected,
+            because an item's best reference would be the item itself.
         solver : str
-            Computes the means of `NNN` and `CSLS`: "exact", "torch", "cuda", "mps",
-            "approximate", or "auto": exact if that takes less than about 30 seconds, otherwise
-            approximate if its measured error is at most 0.15. The `params` of the bias have the
+            How to compute the means of `NNN` and `CSLS`: "exact", "torch", "cuda", "mps",
+            "approximate" or "auto". "auto" is exact if that takes less than about 30 seconds,
+            otherwise approximate if its measured error is at most 0.15. ``bias.params`` has the
             ``solver`` that ran, and the ``quality`` and ``error`` of approximate means.
         quality : int, optional
-            Number of inverted lists to probe per item, for the solver "approximate".
+            For the solver "approximate": number of inverted lists to probe per item.
         normalize : bool, optional
-            True divides every row by its norm (cosine). False means raw inner products. None
-            means raw inner products too, with a warning if norms vary.
+            True divides every row by its norm, so scores are cosines. False uses raw inner
+            products. None uses them too, with a warning if norms differ.
         memory_budget : int
-            Bytes to use beyond the inputs and the result, about 512 MB by default.
+            Bytes to use beyond the inputs and the result, 512 MB by default.
         progress : callable, optional
             Called with ``(done, total)``.
 
         Returns
         -------
         Bias
-            With ``values`` of shape ``(n_gallery,)``.
+            Its ``values`` have the shape ``(n_gallery,)``.
 
         Examples
         --------
@@ -494,7 +501,7 @@ class Method(ABC):
         gallery_references: Source | None,
         normalize: bool | None,
     ) -> tuple[Embeddings, Embeddings, Embeddings | None]:
-        """Open gallery, references and gallery bank, once it is clear that the method uses them."""
+        """Open gallery, references and gallery bank; raise if the method uses no gallery bank."""
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
         embeddings.check_same_norms(items, past, normalize=normalize)
@@ -506,7 +513,7 @@ class Method(ABC):
         return items, past, bank
 
     def duplicates_for(self, past: Embeddings, duplicates: Duplicates | None) -> Duplicates:
-        """Return the default of `duplicates`: a saved bank has no duplicates."""
+        """Return `duplicates`, or its default: "drop" for automatic settings and banks."""
         return duplicates or ("drop" if self.is_automatic or past.counts is not None else "keep")
 
     def fit_scores(
@@ -517,25 +524,26 @@ class Method(ABC):
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
     ) -> Bias:
-        """Compute the bias from scores that aren't inner products.
+        """Compute the bias from scores of your own, such as those of a model with cross-attention.
 
         Parameters
         ----------
         scores : array or path, shape (n_gallery, n_references)
-            Score of every gallery item with every reference; higher is better.
+            The score of every item with every past query; higher is better.
         gallery_scores : array or path, optional
-            For `DualSoftmax` shape ``(n_gallery, n_gallery_references)``: items against the gallery
-            bank. For `Sinkhorn` shape ``(n_gallery_references, n_references)``: the gallery bank
-            against the references.
+            For `DualSoftmax`, shape ``(n_gallery, n_gallery_references)``: the scores of the items
+            with the gallery bank. For `Sinkhorn`, shape ``(n_gallery_references, n_references)``:
+            the scores of the gallery bank with the past queries.
         memory_budget : int
-            Bytes to use beyond the inputs and the result.
+            Bytes to use beyond the inputs and the result, 512 MB by default.
         progress : callable, optional
             Called with ``(done, total)``.
 
         Returns
         -------
         Bias
-            With ``values`` of shape ``(n_gallery,)`` and no fingerprint of a gallery.
+            Its ``values`` have the shape ``(n_gallery,)``. It has no fingerprints, so a search can
+            only check the number of items.
 
         Examples
         --------
@@ -559,7 +567,7 @@ class Method(ABC):
 
 
 def open_references(references: Source | Bank, *, normalize: bool | None = None) -> Embeddings:
-    """Open a bank, or the file of one, or what `open_embeddings` opens."""
+    """Open past queries: a bank, its file, or any source that `open_embeddings` takes."""
     source = references
     if isinstance(source, (str, os.PathLike)) and Path(source).suffix == ".safetensors":
         source = Bank.load(source)
@@ -569,33 +577,33 @@ def open_references(references: Source | Bank, *, normalize: bool | None = None)
 
 
 def open_groups(labels: Any, n_items: int, between: float = 1.0) -> Groups | None:
-    """Return the groups of a gallery, None without labels."""
+    """Return the groups of a gallery; None without labels."""
     if labels is not None:
         return Groups(labels, n_items, between)
     if between != 1:
-        raise NNNormError("between is the weight of differences between groups; pass groups too")
+        raise NNNormError(f"between={between} needs groups, got None; pass groups, or leave it out")
     return None
 
 
 def is_mismatched(bias: Bias) -> bool:
-    """Whether past queries don't match the gallery, if there are enough of both."""
+    """Whether past queries don't match the gallery; False if there are too few of either."""
     is_large = (bias.n_references or 0) >= 16 and len(bias) >= 100
     reliability, match = bias.params.get("reliability", 0), bias.params.get("match", 1)
     return is_large and reliability >= 0.5 and match < 0.5
 
 
 def describe_mismatch(bias: Bias) -> str:
-    """What is wrong with past queries that don't match the gallery."""
+    """Describe past queries that don't match the gallery, as the end of a sentence."""
     few = bias.n_references is not None and bias.n_references < 64
     too_few = f", or {bias.n_references} are too few to show it" if few else ""
     return f"don't match this gallery{too_few}"
 
 
 def warn_of_mismatch(bias: Bias) -> None:
-    """Warn if the automatic weight was reduced because the references do not match the gallery."""
+    """Warn if the automatic weight was reduced because past queries don't match the gallery."""
     if is_mismatched(bias):
         warn(
             f"the past queries {describe_mismatch(bias)}, so the correction is reduced to "
             f"{bias.params['match']:.0%}; pass more past queries from this search, or a few dozen "
-            "recent ones (recent=, --recent); for a gallery of mixed items, pass groups (--groups)"
+            "recent ones (recent=, --recent); for a mixed gallery, pass groups (--groups)"
         )

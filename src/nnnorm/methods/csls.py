@@ -8,15 +8,16 @@ from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Statistics, V
 
 @dataclass(frozen=True)
 class CSLS(Method):
-    """Cross-domain Similarity Local Scaling: ``b(r) = ½·m_k(r)`` (Conneau et al., ICLR 2018).
+    """Cross-domain Similarity Local Scaling, CSLS (Conneau et al., ICLR 2018).
 
-    The published score ``2s − r(q) − r(item)`` also has a term that depends only on the query. It
-    doesn't change the order.
+    The correction of an item r is ``b(r) = ½·m_k(r)``. ``m_k(r)`` is the mean of the item's k best
+    scores with past queries. The published score ``2s − r(q) − r(item)`` also has a term for the
+    query, which doesn't change the order of its hits.
 
     Parameters
     ----------
     reference_k : int
-        Number of an item's best references to average.
+        k in the formula: number of past queries per item to average.
 
     Examples
     --------
@@ -35,5 +36,5 @@ class CSLS(Method):
         check_count("reference_k", self.reference_k)
 
     def values(self, statistics: Statistics) -> FloatArray:
-        """``m_k``; the weight is ½."""
+        """Return ``m_k``; its weight is ½."""
         return statistics.mean_of_best(self.reference_k)

@@ -1,4 +1,4 @@
-"""Distribution Normalization, not re-normalized: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023)."""
+"""Distribution Normalization, not renormalized: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023)."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,15 @@ from nnnorm.methods.base import FloatArray, Method, Statistics, Variant
 
 @dataclass(frozen=True)
 class DN(Method):
-    """Distribution Normalization, not re-normalized: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023).
+    """Distribution Normalization (Zhou et al., 2023), without renormalizing embeddings.
+
+    The correction of an item r is ``b(r) = λ·m_all(r)``. ``m_all(r)`` is the mean of the item's
+    scores with all past queries.
 
     Parameters
     ----------
     weight : float
-        λ. Published as ½, but ¼ and 1 are also used: tune it.
+        λ in the formula. The published value is ½; ¼ and 1 are also used, so tune it.
 
     Examples
     --------
@@ -31,5 +34,5 @@ class DN(Method):
         check_number("weight", self.weight)
 
     def values(self, statistics: Statistics) -> FloatArray:
-        """``m_all``; the weight is λ."""
+        """Return ``m_all``; its weight is λ."""
         return statistics.mean_of_all()

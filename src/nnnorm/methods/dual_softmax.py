@@ -1,4 +1,4 @@
-"""DBNorm, a softmax over two banks (Wang et al., EMNLP 2023): DualIS, and gated as DualDIS."""
+"""DBNorm, a softmax over two banks (Wang et al., EMNLP 2023): DualIS, and DualDIS with gates."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -13,7 +13,7 @@ from nnnorm.methods.inverted_softmax import BETAS, LARGEST_BETA
 
 GateForm: TypeAlias = Literal["paper", "safe"]
 _BANKS: tuple[BankName, BankName] = ("references", "gallery_references")
-# The NNN paper's grid: coarse over both β, then fine around the published settings.
+# The grid of the NNN paper: a coarse one over both β, then a fine one near the published settings.
 _GRID: Grid = (
     {"beta_query": (0.0, *BETAS), "beta_gallery": (0.0, *BETAS)},
     {
@@ -25,21 +25,25 @@ _GRID: Grid = (
 
 @dataclass(frozen=True)
 class DualSoftmax(Method):
-    """DBNorm: a softmax over two banks (Wang et al., EMNLP 2023), as one bias.
+    """DBNorm: a softmax over two banks, past queries and items (Wang et al., EMNLP 2023).
 
-    ``b(r) = [L_βg(gallery bank, r) + L_βq(references, r)] / (βg + βq)``.
+    The correction of an item r is ``b(r) = [L_βg(gallery bank) + L_βq(past queries)] / (βg + βq)``.
+    ``L_β`` is the log of the mean of ``exp(β·s)`` over the item's scores s with a bank. The gallery
+    bank consists of items; pass it to `fit` as `gallery_references`.
 
     Parameters
     ----------
     beta_query : float
-        Inverse temperature of the references (β2 in the papers).
+        βq: inverse temperature of the past queries (β2 in the papers).
     beta_gallery : float
-        Inverse temperature of the gallery bank (β1 in the papers); 0 leaves `InvertedSoftmax`.
+        βg: inverse temperature of the gallery bank (β1 in the papers). With 0, this is
+        `InvertedSoftmax`.
     gate : None, "paper" or "safe"
-        None is DualIS. DualDIS applies the term of each bank only to queries whose raw best item is
-        in the activation set of that bank. "paper" multiplies the published factors: a closed gate
-        multiplies by the raw score, which reverses the order of negative scores. "safe"
-        leaves out the term of a closed gate.
+        None is DualIS, which corrects all queries. The others are DualDIS, which has a gate per
+        bank: a bank's term applies only if the query's raw best item is also the best item of a row
+        of that bank. "safe" leaves out the other terms. "paper" multiplies factors, as published:
+        if a gate is closed, the factor is the raw score, which reverses the order of negative
+        scores.
 
     Examples
     --------
@@ -67,11 +71,11 @@ class DualSoftmax(Method):
             raise NNNormError(f"gate must be None, 'paper' or 'safe'; got {self.gate!r}")
 
     def values(self, statistics: Statistics) -> FloatArray:
-        """The sum of both terms."""
+        """Return the sum of both terms."""
         return np.asarray(np.sum(self.parts(statistics), axis=0))
 
     def parts(self, statistics: Statistics) -> list[FloatArray]:
-        """``L_β/(βg + βq)`` over the references and over the gallery bank."""
+        """Return ``L_β/(βg + βq)`` over the references, and over the gallery bank."""
         total = (self.beta_query + self.beta_gallery) or 1.0
         betas = (self.beta_query, self.beta_gallery)
         pairs = zip(betas, _BANKS, strict=True)
@@ -79,7 +83,7 @@ class DualSoftmax(Method):
 
     @property
     def gated_by(self) -> tuple[BankName, ...]:
-        """Both banks if there is a gate, unless the gallery bank makes no difference."""
+        """The banks that have a gate."""
         if self.gate is None:
             return ()
         return _BANKS if self.beta_gallery or self.gate == "paper" else _BANKS[:1]
@@ -88,9 +92,10 @@ class DualSoftmax(Method):
 def published_product(
     raw: npt.NDArray[np.float32], bias: Bias, is_open: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float32]:
-    """Rank by DualDIS as published: ``exp(β·s − L)`` per open gate, the raw score per closed one.
+    """Return scores that rank by the published DualDIS, a product of two factors.
 
-    If both gates are open it is DualIS, given as ``s − b``.
+    The factor of an open gate is ``exp(β·s − L)``; that of a closed one is the raw score. If both
+    gates are open, this is DualIS, and the scores are ``s − b``.
     """
     scores = raw.astype(np.float64)
     betas = [bias.params["beta_query"], bias.params["beta_gallery"]]
@@ -104,7 +109,7 @@ def published_product(
     is_positive, is_negative = sign > 0, sign < 0
     exponents = np.where(sign == 0, 0.0, exponents)
     exponents -= exponents.max(axis=1, keepdims=True, initial=-np.inf, where=sign != 0).clip(-1e300)
-    # From the top: positive products, zeros, then negative ones with the smallest first.
+    # Order: positive products, zeros, then negative products, those nearest to 0 first.
     least = np.where(is_positive, exponents, 0.0).min(axis=1, keepdims=True, initial=0.0)
     smallest = np.where(is_negative, exponents, 0.0).min(axis=1, keepdims=True, initial=0.0)
     negative = least - 2 - (exponents - smallest)

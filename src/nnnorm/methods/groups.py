@@ -1,15 +1,16 @@
-"""Mixed galleries: one label per item (photo, text, language, source), and offsets per group.
+"""Mixed galleries: one label per item (photo, text, language, source), and one offset per group.
 
     b(r) = α·m(r) + offset of r's group
     offset = between·(ḡ − mean of all ḡ) − α·(m̄ − mean of all m̄)
 
-m are the values of the method and m̄ their mean in the group; ḡ is the group's mean of m_k without
-centering. So α weighs differences within a group, and `between` those between groups. With
-``between=1`` every group gets the same mean score from past queries.
+m is the value of an item by the method, and m̄ its mean over the group. ḡ is the group's mean of
+m_k without centering. So α is the weight of differences within a group, and `between` the weight
+of differences between groups. With ``between=1``, all groups get the same mean score from past
+queries.
 
-A group has an offset of its own if it has at least three items, and its ḡ is more than three
-standard errors from that of all items. Otherwise its offset is 0: it is treated like the gallery as
-a whole. Meaningless labels therefore change nothing.
+A group gets an offset if it has at least three items, and if its ḡ is more than three standard
+errors from that of all items. Otherwise its offset is 0, as if it had no label. So random labels
+change nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,9 +32,9 @@ Labels: TypeAlias = npt.NDArray[np.str_]
 
 _FEWEST = 3
 _STANDARD_ERRORS = 3.0
-# Items of a group by which its mean and its alpha are measured.
+# Number of items of a group used to measure its mean and its alpha.
 _N_MEANS, _N_ALPHA = 512, 16_384
-# The automatic rule needs about so many items to measure an alpha; the largest groups suffice.
+# Smallest group whose alpha the automatic rule measures, and the number of groups to measure.
 _FEWEST_MEASURED, _MOST_MEASURED = 64, 16
 
 
@@ -55,7 +56,7 @@ class Groups:
     def offsets(
         self, method: "Method", values: FloatArray, statistics: "Statistics"
     ) -> dict[str, float]:
-        """The offset of each group, given the values of a method for all items."""
+        """Return the offset of each group, given the method's values of all items."""
         means, is_own = self._compare(self._plain(method, values, statistics))
         within = np.bincount(self._codes, values) / self._counts
         plain = means - np.average(means, weights=self._counts)
@@ -66,14 +67,14 @@ class Groups:
     def parts(
         self, reference_k: int, statistics: "Statistics"
     ) -> Iterator[tuple["Statistics", int]]:
-        """Each large group by itself, with its size; none if the groups do not differ."""
+        """Yield the statistics and size of each large group; nothing if groups don't differ."""
         if self._compare(self._plain_means(reference_k, statistics))[1].any():
             for number in np.argsort(-self._counts, kind="stable")[:_MOST_MEASURED].tolist():
                 if self._counts[number] >= _FEWEST_MEASURED:
                     yield statistics.subset(self._members[number]), int(self._counts[number])
 
     def _plain(self, method: "Method", values: FloatArray, statistics: "Statistics") -> FloatArray:
-        """The values of the sample without centering."""
+        """Return the sample's values without centering."""
         if getattr(method, "center", False) is not True:
             return values[self._sample]
         return self._plain_means(int(getattr(method, "reference_k")), statistics)  # noqa: B009
@@ -86,7 +87,7 @@ class Groups:
         return self._means[reference_k]
 
     def _compare(self, plain: FloatArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-        """The mean of each group's sample, and whether it differs from that of all items."""
+        """Return the mean of each group's sample, and whether it differs from all items."""
         codes = self._codes[self._sample]
         sizes = np.bincount(codes)
         means = np.bincount(codes, plain) / sizes
@@ -97,8 +98,8 @@ class Groups:
 
 
 def open_labels(labels: Any, n_items: int) -> Labels:
-    """Return one label per item as text, or raise."""
-    # An object array keeps a NaN among texts; numpy would convert it to the text "nan".
+    """Return one label per item as text; raise unless there is one per item."""
+    # In an object array, a NaN among texts stays; numpy would convert it to the text "nan".
     listed = labels if isinstance(labels, np.ndarray) else np.array(labels, dtype=object)
     if listed.shape != (n_items,):
         got = repr(labels) if isinstance(labels, str) else f"shape {listed.shape}"
@@ -113,7 +114,7 @@ def open_labels(labels: Any, n_items: int) -> Labels:
 
 
 def name_groups(groups: Iterable[str]) -> str:
-    """The names of groups, the first ten of many."""
+    """Join the names of groups, at most ten."""
     names = list(groups)
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
 
@@ -123,14 +124,14 @@ def offsets_of(labels: Labels, offsets: Mapping[str, float]) -> npt.NDArray[np.f
     names, codes = np.unique(labels, return_inverse=True)
     if unknown := [name for name in names.tolist() if name not in offsets]:
         raise NNNormError(
-            f"the group {unknown[0]!r} is unknown: the corrector was fitted with "
-            f"{name_groups(offsets)}; use one of them, or fit it again"
+            f"groups must be those that the corrector was fitted with, {name_groups(offsets)}; got "
+            f"{unknown[0]!r}: use one of them, or fit again with this group"
         )
     return np.array([offsets[name] for name in names.tolist()], dtype=np.float32)[codes]
 
 
 def add_offsets(bias: Bias, offsets: Mapping[str, float], labels: Labels) -> Bias:
-    """The bias with the offsets of its items' groups: the whole correction, with a weight of 1."""
+    """Return the bias plus the offsets of its items' groups, as values with a weight of 1."""
     values = bias.correction + offsets_of(labels, offsets)
     params = {**bias.params, "groups": dict(offsets)}
     return replace(bias, values=values, weight=1.0, params=params)

@@ -1,4 +1,4 @@
-"""Inverted softmax, ``b(r) = L_β(r)/β``, and gated as QBNorm (Bogolin et al., CVPR 2022)."""
+"""Inverted softmax, ``b(r) = L_β(r)/β``; with a gate, QBNorm (Bogolin et al., CVPR 2022)."""
 
 from dataclasses import dataclass
 
@@ -7,23 +7,27 @@ import numpy as np
 from nnnorm.errors import check_number
 from nnnorm.methods.base import BankName, FloatArray, Method, Statistics, Variant
 
-# The grid that the NNN paper uses for DBNorm.
+# The grid of the NNN paper for DBNorm.
 BETAS = tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 400, 20))
-# Beyond this β the inverted softmax is the maximum to the last bit of a float32.
+# With a larger β, the inverted softmax equals the maximum in float32.
 LARGEST_BETA = 1e9
 
 
 @dataclass(frozen=True)
 class InvertedSoftmax(Method):
-    """Inverted softmax: ``b(r) = L_β(r)/β``; gated, it is QBNorm (Bogolin et al., CVPR 2022).
+    """Inverted softmax, and QBNorm, which adds a gate (Bogolin et al., CVPR 2022).
+
+    The correction of an item r is ``b(r) = L_β(r)/β``. ``L_β(r)`` is the log of the mean of
+    ``exp(β·s)`` over the item's scores s with past queries.
 
     Parameters
     ----------
     beta : float
-        Inverse temperature. The best value depends on the scale of the scores; 0 is no correction.
+        β in the formula, the inverse temperature. The best value depends on the scale of the
+        scores; 0 is no correction.
     gated : bool
-        QBNorm's dynamic form: correct only queries whose raw best item is also the best item of
-        some reference.
+        True is QBNorm: it corrects only queries whose raw best item is also the raw best item of a
+        past query.
 
     Examples
     --------
@@ -44,10 +48,10 @@ class InvertedSoftmax(Method):
         check_number("beta", self.beta, 0, LARGEST_BETA)
 
     def values(self, statistics: Statistics) -> FloatArray:
-        """``L_β/β``; zeros for β = 0."""
+        """Return ``L_β/β``; zeros for β = 0."""
         return statistics.log_mean_exp(self.beta) / (self.beta or 1.0)
 
     @property
     def gated_by(self) -> tuple[BankName, ...]:
-        """The references, if it is gated."""
+        """The references, if the method is gated."""
         return ("references",) if self.gated else ()

@@ -1,21 +1,21 @@
 """Nearest Neighbor Normalization, ``b(r) = α·m_k(r)`` (Chowdhury et al., EMNLP 2024).
 
-`NNN()` sets k and alpha without labels (n unique past queries, |G| items):
+`NNN()` sets k and alpha without labels, for n unique past queries and |G| items:
 
     k      max(clamp(n/16, 8, 32), 3·n/|G|), at most n/2
     alpha  0.6 · √reliability · n/(n + 16) · min(1, 1.25/spread)³ · clip((t + 0.1)/0.2, 0, 1)
     t      c + ¼·ln(coverage)
 
-- *Reliability*: how well one half of the past queries predicts the biases from the other half.
-  m_k is a noisy measurement, and the weight of a noisy measurement shrinks with its reliability.
+- *Reliability*: how well the biases from one half of the past queries predict those from the other
+  half. m_k is a noisy measurement: the lower its reliability, the lower its weight.
 - *c*: correlation over items between m_k and the density of the gallery around the item (the mean
-  of its 10 best scores with other items). If queries are spread like the items, crowded items
-  score high with them too.
-- *Coverage*: exp(entropy) of the items that groups of 64 past queries find first, relative to the
-  largest value it can have. Mismatched queries find the same few items.
-- *Spread*: how much m_k varies between items, compared with how much the density does. Queries from
-  one part of what is asked tilt m_k along their mean, and it varies more.
-- The gallery's mean is subtracted from its rows before they are scored (centering).
+  of its 10 best scores with other items). If past queries are distributed like the items, items in
+  dense regions also score high with past queries.
+- *Coverage*: exp(entropy) of the top-1 items of 64 past queries, relative to its maximum, averaged
+  over groups of 64. Mismatched queries find the same few items.
+- *Spread*: how much m_k varies between items, compared with how much the density varies. If past
+  queries are about one topic, m_k varies more, along their mean.
+- Items are centered: the gallery's mean is subtracted from its rows before they are scored.
 
 `docs/automatic-rule.md` has the measurements behind each constant.
 """
@@ -37,7 +37,7 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _PAPER_ALPHAS = tuple(float(alpha) for alpha in np.arange(0.25, 1.501, 0.125))
 PAPER_GRID = {"reference_k": POWERS_OF_TWO, "alpha": _PAPER_ALPHAS}
-# Small or mismatched banks do best with less than the paper tried.
+# Small or mismatched banks need a lower alpha than the paper's lowest.
 _GRID = {**PAPER_GRID, "alpha": (0.0625, 0.125, 0.1875, *_PAPER_ALPHAS), "center": (True,)}
 
 _LARGEST_ALPHA = 0.6
@@ -53,20 +53,24 @@ _GROUP, _N_GROUPS = 64, 16
 
 @dataclass(frozen=True)
 class NNN(Method):
-    """Nearest Neighbor Normalization: ``b(r) = α·m_k(r)`` (Chowdhury et al., EMNLP 2024).
+    """Nearest Neighbor Normalization, the method of the paper (Chowdhury et al., EMNLP 2024).
 
-    ``NNN()`` chooses its settings without labels. If you pass both numbers, this is the paper's
-    method: every reference counts, and nothing is centered.
+    The correction of an item r is ``b(r) = α·m_k(r)``. ``m_k(r)`` is the mean of the item's k best
+    scores with past queries (references), so it is high for hubs.
+
+    ``NNN()`` chooses its settings from the past queries, without labels. If you pass both
+    `reference_k` and `alpha`, this is the paper's method: every past query counts, including
+    duplicates, and nothing is centered.
 
     Parameters
     ----------
     reference_k : int or "auto"
-        Number of an item's best references to average.
+        k in the formula: number of past queries per item to average.
     alpha : float or "auto"
-        The weight of the bias, at least 0.
+        α in the formula: the weight of the bias, at least 0. 0 is no correction.
     center : bool or "auto"
-        Whether to subtract the gallery's mean from its rows before they are scored with the
-        references. "auto" is True for automatic settings, and False if you pass both numbers.
+        Whether to subtract the gallery's mean from the items before they are scored with past
+        queries. "auto" is True for automatic settings, and False if you pass both numbers.
 
     Examples
     --------
@@ -97,7 +101,7 @@ class NNN(Method):
 
     @classmethod
     def paper(cls) -> "NNN":
-        """Return the paper's most frequent best setting: k = 128, α = 0.75.
+        """Return the setting that is best most often in the paper: k = 128, α = 0.75.
 
         Examples
         --------
@@ -125,16 +129,16 @@ class NNN(Method):
 
     @property
     def weight(self) -> float:
-        """The weight of the bias values is α."""
+        """The weight of the bias values, α."""
         if self.alpha == "auto":
             raise NNNormError(
-                'alpha is "auto", so fit chooses the weight; read it from the bias '
-                "(bias.weight), or give a number for alpha"
+                'alpha is "auto", so the weight is known only after a fit; use the weight of the '
+                "bias (bias.weight), or pass a number as alpha"
             )
         return float(self.alpha)
 
     def resolve(self, statistics: Statistics) -> tuple["NNN", dict[str, Any]]:
-        """Replace "auto" by numbers, and return the figures that they depend on."""
+        """Return the method with numbers instead of "auto", and the measurements behind them."""
         if not self.is_automatic:
             return self, {}
         center = self.center != False  # noqa: E712 - "auto" is on
@@ -155,12 +159,12 @@ class NNN(Method):
         chosen = NNN(reference_k, alpha, center), measured
         if statistics.groups is None:
             return chosen
-        # What groups differ by looks like a mismatch of the whole gallery.
+        # Differences between groups look like a mismatch with the whole gallery.
         within = _resolve_within(statistics.groups.parts(reference_k, statistics), *key)
         return max(chosen, within, key=lambda one: one[0].weight)
 
     def values(self, statistics: Statistics) -> FloatArray:
-        """``m_k``; the weight is α."""
+        """Return ``m_k``; its weight is α."""
         return statistics.mean_of_best(int(self.reference_k), is_centered=self.center is True)
 
 
@@ -170,7 +174,7 @@ class NNN(Method):
 def _resolve_within(
     parts: Iterable[tuple[Statistics, int]], reference_k: int, center: bool
 ) -> tuple[NNN, dict[str, Any]]:
-    """The mean of the settings that groups choose by themselves, by their sizes."""
+    """Return the automatic settings of each group, averaged by the sizes of the groups."""
     found, sizes = [], []
     for part, n_items in parts:
         chosen, measured = NNN(reference_k, center=center).resolve(part)
@@ -183,38 +187,38 @@ def _resolve_within(
 
 
 class Evidence(NamedTuple):
-    """What the settings depend on; see the module docstring."""
+    """The measurements that the settings depend on; see the module docstring."""
 
     reliability: float
     density: float = 1.0
     coverage: float = 1.0
     spread: float = 1.0
-    # The items that were looked at, with their m_k; None if only the reliability was measured.
+    # The measured items with their m_k; None if only the reliability was measured.
     sample: Sample | None = None
 
     @property
     def match(self) -> float:
-        """How well the past queries match the gallery: the last two factors of alpha, 0 to 1."""
+        """How well past queries match the gallery, 0 to 1: the last two factors of alpha."""
         t = self.density + math.log(self.coverage) / 4
         gate = min(1.0, max(0.0, (t - _CLOSED_T) / (_OPEN_T - _CLOSED_T)))
         return gate * min(1.0, _USUAL_SPREAD / self.spread) ** 3
 
 
 def choose_reference_k(n_references: int, n_gallery: int) -> int:
-    """Choose k from the numbers of unique past queries and items."""
+    """Choose k, given the numbers of unique past queries and items."""
     base = min(32, max(8, n_references // 16))
     return max(1, min(n_references // 2, max(base, 3 * n_references // n_gallery)))
 
 
 def choose_alpha(evidence: Evidence, n_references: int) -> float:
-    """Choose alpha from the measurements and the number of unique past queries."""
+    """Choose alpha, given the measurements and the number of unique past queries."""
     alpha = _LARGEST_ALPHA * math.sqrt(evidence.reliability)
     alpha *= n_references / (n_references + _CAUTION) * evidence.match
-    return round(alpha, 3)  # the printed setting is the one that was used
+    return round(alpha, 3)  # rounded, so that the printed setting is exactly the one in use
 
 
 def measure(statistics: Statistics, reference_k: int, is_centered: bool) -> Evidence:
-    """Measure on samples what the settings depend on."""
+    """Measure reliability, density, coverage and spread on samples."""
     n_gallery, n_references = statistics.scores.shape
     if n_references < 2 or n_gallery < 3:
         return Evidence(0.0)
@@ -223,9 +227,9 @@ def measure(statistics: Statistics, reference_k: int, is_centered: bool) -> Evid
     scores = statistics.centered_scores if is_centered else statistics.scores
     items = draw_rows(n_gallery, _N_ITEMS)
     some = scores.some_rows(items)
-    # The best of each half are among the best of the whole: twice as many, and a margin.
+    # The best scores of each half are among these best scores of the whole, almost always.
     n_best = min(n_references, 2 * reference_k + 64)
-    with one_blas_thread():  # threads would wait for each other longer than they multiply
+    with one_blas_thread():  # for products this small, several threads are slower
         started = processor_time()
         best, indices = top_k(some, n_best, memory_budget=statistics.options["memory_budget"])
         seconds = processor_time() - started
@@ -242,7 +246,7 @@ def measure(statistics: Statistics, reference_k: int, is_centered: bool) -> Evid
 def _match(
     raw: Products, items: IntArray, rows: FloatArray, means: FloatArray
 ) -> tuple[float, float, float]:
-    """c, coverage and spread, from some items, their rows and their m_k."""
+    """Return c, coverage and spread, given some items, their rows and their m_k."""
     n_gallery, n_references = raw.shape
     candidates = np.union1d(items, draw_rows(n_gallery, _N_CANDIDATES))
     others = raw.rows.take(candidates)
@@ -269,7 +273,7 @@ def _match(
 
 
 def _spread(scores: FloatArray) -> float:
-    """Standard deviation in float64, in which squares of small scores are not 0, without a copy."""
+    """Return the standard deviation, in float64 because squares of small scores may underflow."""
     mean = scores.mean(dtype=np.float64)
     square = np.einsum("ij,ij->", scores, scores, dtype=np.float64) / scores.size
     return math.sqrt(max(0.0, square - mean**2))
@@ -278,7 +282,7 @@ def _spread(scores: FloatArray) -> float:
 def _split_half_reliability(
     best: npt.NDArray[np.float32], indices: IntArray, n_references: int, reference_k: int
 ) -> float:
-    """Correlation of the m_{k/2} of random halves, stepped up by Spearman-Brown ``2r/(1+r)``."""
+    """Correlate m_{k/2} of random halves, and apply the Spearman–Brown formula ``2r/(1+r)``."""
     half_k = max(1, reference_k // 2)
     rng = np.random.default_rng(0)
     correlations = []

@@ -5,25 +5,26 @@ from dataclasses import dataclass
 from nnnorm.errors import check_count, check_number
 from nnnorm.methods.base import FloatArray, Method, Statistics, Variant
 
-# The marginals agree to float32 after some hundred iterations.
+# After a few hundred iterations, the marginals are exact in float32.
 _MOST_ITERATIONS = 10_000
 
 
 @dataclass(frozen=True)
 class Sinkhorn(Method):
-    """Entropic transport between gallery and references (DBSN: Pan et al., ACM MM 2025).
+    """Sinkhorn normalization: entropic transport of past queries to items (DBSN: Pan et al., 2025).
 
-    ``b(r) = −τ·log u_r``, and u scales the gallery side of the transport plan that spreads the
-    references evenly over the items. Equivalently, it is an inverted softmax at β = 1/τ with
-    weighted references: none counts for more than its share. A gallery bank adds more items to the
-    plan.
+    A transport plan assigns past queries to items that they score high with, so that every item
+    gets the same share. The correction of an item r is ``b(r) = −τ·log u_r``, and u_r is the factor
+    by which the plan scales the item's row. This equals an inverted softmax with β = 1/τ and a
+    weight per past query, so that none has more influence than another. A gallery bank, passed as
+    `gallery_references`, adds more items to the plan.
 
     Parameters
     ----------
     tau : float
-        Temperature, on the scale of the scores.
+        τ in the formula: the temperature, on the scale of the scores.
     iterations : int
-        Number of times both marginals are balanced. Each iteration is a pass over all scores.
+        Number of times to balance items and past queries. Each iteration is a pass over all scores.
 
     Examples
     --------
@@ -37,12 +38,12 @@ class Sinkhorn(Method):
     variants = (Variant("sinkhorn", "Sinkhorn", {"tau": (0.005, 0.01, 0.02, 0.05, 0.1)}),)
     shown = ("tau",)
     gallery_bank = "optional"
-    values_each_item = False  # the references are spread over all items at once
+    values_each_item = False  # the plan depends on all items
 
     def __post_init__(self) -> None:
-        check_number("tau", self.tau, 1e-6, 100)  # beyond that float32 loses the bias
+        check_number("tau", self.tau, 1e-6, 100)  # with a larger tau, float32 rounds the bias away
         check_count("iterations", self.iterations, _MOST_ITERATIONS)
 
     def values(self, statistics: Statistics) -> FloatArray:
-        """``−τ·log u`` of the gallery's rows."""
+        """Return ``−τ·log u`` of the gallery's rows."""
         return statistics.transport(self.tau, self.iterations)

@@ -11,7 +11,7 @@ NO_CORRECTION = "none"
 
 @dataclass(frozen=True)
 class Uncorrected(Method):
-    """No correction: a bias of zeros.
+    """No correction: the bias of every item is 0.
 
     Examples
     --------
@@ -23,5 +23,5 @@ class Uncorrected(Method):
     variants = (Variant(NO_CORRECTION, "no correction"),)
 
     def values(self, statistics: Statistics) -> FloatArray:
-        """Return a zero for every item."""
+        """Return zeros."""
         return np.zeros(statistics.n_gallery, dtype=np.float32)
