@@ -101,7 +101,10 @@ def test_a_websocket_and_long_headers_are_rejected_over_a_real_connection(sessio
     with serving(session) as port:
         assert read_status(connect(port, "")) == 200
         assert read_status(connect(port, *upgrade, "Sec-WebSocket-Key: AAAA", "")) == 403
+        upgrade = ("Connection: Upgrade", "Upgrade: h2c, WebSocket")
+        assert read_status(connect(port, *upgrade, "")) == 403
         assert read_status(connect(port, f"X-Long: {'x' * 20_000}")) == 400
+        assert read_status(connect(port, f"X-Long: {'x' * 20_000}", "")) == 403
 
 
 def test_connections_without_a_whole_request_make_room_for_others(session, monkeypatch):
@@ -111,6 +114,19 @@ def test_connections_without_a_whole_request_make_room_for_others(session, monke
         assert read_status(connect(port, "")) == 200
         assert half_open[0].recv(100) == b""
         for opened in half_open:
+            opened.close()
+
+
+def test_connections_that_read_no_answers_make_room_for_others(session, monkeypatch):
+    monkeypatch.setattr("nnnorm.explore.server._MOST_CONNECTIONS", 5)
+    with serving(session) as port:
+        lines = 200 * ("", "GET /static/main.js HTTP/1.1", f"Host: 127.0.0.1:{port}")
+        never_read = [connect(port, *lines, "") for _ in range(10)]
+        assert read_status(connect(port, "")) == 200
+        with pytest.raises(ConnectionError):  # the server has hung up
+            for _ in range(100_000):
+                never_read[0].sendall(b"x")
+        for opened in never_read:
             opened.close()
 
 
