@@ -92,6 +92,17 @@ def make_folder(path: PathLike) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def filling(path: PathLike) -> Iterator[Path]:
+    """Create a folder if there is none, and remove it again if it stays empty."""
+    folder = make_folder(path)
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
 def write_whole(path: PathLike, write: Callable[[BinaryIO], object]) -> None:
     """Write a temporary file with `write` and then move it to `path`."""
     target = check_writable(path)

@@ -473,6 +473,28 @@ def test_a_closed_or_broken_output_is_no_fault_of_ours(files):
         assert "fault of nnnorm" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("module", "function", "line"),
+    [
+        ("nnnorm.explore", "record", ["explore", *FIT[1:5], "--queries", "queries.npy"]),
+        ("nnnorm.evaluation", "tune", ["tune", *FIT[1:5], "--queries", "queries.npy"]),
+        ("nnnorm.demo", "load_shapes", ["demo"]),
+    ],
+)
+def test_an_interrupt_leaves_no_empty_folder(files, monkeypatch, module, function, line):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    np.save("truth.npy", np.arange(11))
+    options = {"explore": ["--export", "new"], "demo": ["--output", "new"]}
+    options["tune"] = ["--report", "new", "--truth", "truth.npy", "-o", "b.safetensors"]
+    if function == "record":
+        module, function = "nnnorm.explore.recording._Recording", "record"
+    monkeypatch.setattr(f"{module}.{function}", interrupt)
+    assert run(*line, *options[line[0]]).exit_code == 130
+    assert not (files / "new").exists()
+
+
 def test_what_a_library_logs_is_printable(files, monkeypatch):
     def fit(*_, **__):
         logging.getLogger("some.library").warning("table %s", HOSTILE[0])

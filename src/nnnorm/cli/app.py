@@ -15,7 +15,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from inspect import Parameter
@@ -271,16 +271,17 @@ def command(
             folder = given.pop("report", None)
             as_json = given["as_json"] if wants_json else given.pop("as_json")
             _check_outputs(shown, given)
-            if folder is not None:
-                from nnnorm.files import make_folder
+            with ExitStack() as stack:
+                if folder is not None:
+                    from nnnorm.files import filling
 
-                make_folder(folder)
-            answer = function(**given)
-            if answer is not None:
-                if "output" in given and shown["output"] != FOLDER:
-                    answer.about["output"] = given["output"] and str(given["output"])
-                deliver(answer, as_json, folder)
-                raise typer.Exit(answer.code)
+                    stack.enter_context(filling(folder))
+                answer = function(**given)
+                if answer is not None:
+                    if "output" in given and shown["output"] != FOLDER:
+                        answer.about["output"] = given["output"] and str(given["output"])
+                    deliver(answer, as_json, folder)
+                    raise typer.Exit(answer.code)
 
         options = [make_option(wanted[name], line) for name, line in shown.items()]
         vars(run)["__signature__"] = inspect.Signature(options)
