@@ -33,6 +33,7 @@ _RESERVED = {
 _MOST_COLUMNS = 50
 _DEEPEST = 100  # levels of metadata
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
+_NEAR_ONE = 4  # powers of two
 _FEW = 64  # rows that are checked without opening them as embeddings
 
 
@@ -58,6 +59,7 @@ class IndexConfig:
     rotated: bool
     previous: int | None = None
     popularity: float | None = None
+    stretch: float = 1.0
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any], name: str) -> "IndexConfig":
@@ -88,7 +90,7 @@ class IndexConfig:
         """Return the vectors to store, and the bias column if there is one."""
         if self.mode == "column":
             return rows, values
-        vectors = self.augmentation.extend_items(rows, values)
+        vectors = self.augmentation.extend_items(rows, values) * np.float32(self.stretch)
         return (vectors @ _rotation(self.width) if self.rotated else vectors), None
 
     def restore_items(self, items: Items) -> Items:
@@ -96,7 +98,8 @@ class IndexConfig:
         if self.mode == "column":
             return items
         vectors = items.vectors @ _rotation(self.width).T if self.rotated else items.vectors
-        return Items(items.ids, *self.augmentation.split_items(vectors), items.metadata)
+        restored = self.augmentation.split_items(vectors / np.float32(self.stretch))
+        return Items(items.ids, *restored, items.metadata)
 
     # --- queries ---
 
@@ -137,14 +140,22 @@ class IndexConfig:
         """Return the vectors to send to the engine."""
         if self.mode == "column":
             return rows
-        asked = self.augmentation.extend_queries(rows, weight)
+        asked = self.augmentation.extend_queries(rows, weight) * self._query_stretch
         return asked @ _rotation(self.width) if self.rotated else asked
 
     def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
         """Convert the engine's scores to corrected scores."""
         if self.mode == "column":
             return scores
-        return self.augmentation.read_scores(scores, asked, weight, self.metric)
+        if self.metric == "ip":
+            scores = scores / (np.float64(self.stretch) * self._query_stretch)
+        return self.augmentation.read_scores(
+            scores, asked / self._query_stretch, weight, self.metric
+        )
+
+    @property
+    def _query_stretch(self) -> np.float32:
+        return np.float32(_inverse(self.reference_norms[1]) if self.reference_norms else 1)
 
 
 def describe_corrector(corrector: Corrector) -> dict[str, Any]:
@@ -158,9 +169,19 @@ def describe_corrector(corrector: Corrector) -> dict[str, Any]:
         "dim": corrector.dim,
         "unit": corrector.unit or corrector.normalize,
         "augmentation": corrector.augmentation,
+        "stretch": _inverse(corrector.augmentation.radius),
         "bias_range": (float(bias.values.min()), float(bias.values.max())),
         "reference_norms": bias.reference_norms,
     }
+
+
+def _inverse(norm: float) -> float:
+    """Return a power of two that makes a norm about 1 if it is far from it.
+
+    Some engines compute one minus the product, in which tiny products would be rounded away.
+    """
+    exponent = round(math.log2(norm))
+    return 2.0**-exponent if abs(exponent) > _NEAR_ONE else 1.0
 
 
 @lru_cache(maxsize=4)

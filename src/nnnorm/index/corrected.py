@@ -47,6 +47,8 @@ from nnnorm.ranking import N_COMPARED, check_min_confidence, drop_hits, measure_
 _BATCH = 4096  # items given their bias at once
 _SAMPLE = 65_536  # vectors that an engine may train on
 _ATTEMPTS = 5
+# A graph of 500 items finds 99.8 % of the 10 best if norms differ by a factor of 10, 96 % if by 100.
+_MOST_UNEVEN = 20
 
 
 class _State(NamedTuple):
@@ -491,6 +493,14 @@ def build_index(
     given = np.arange(len(items)) if named is None else check_item_ids(named, len(items))
     entries = check_metadata(metadata, len(items))
     values = bias_values(used, items, read_groups(groups, given, entries))
+
+    low, high = items.norm_range
+    if not backend.is_exact and high > _MOST_UNEVEN * low:
+        warn(
+            f"{items.name} has norms from {low:.3g} to {high:.3g}; {backend.engine} isn't exact, "
+            "and may miss the best items of such rows: verify the index, normalize the rows, or "
+            "use an exact engine"
+        )
 
     config = IndexConfig(
         **describe_corrector(used),

@@ -15,6 +15,7 @@ from nnnorm.tables import check_ids
 _GOOD_RECALL = {True: 1.0, False: 0.95}  # by whether the engine compares every item
 _GOOD_SCORE = 1e-3  # of the spread of the scores
 _NEAR = 1e-2  # of a row's norm, or of the spread of the bias
+_FLAT = 1e-3  # spread of scores, or of a bias, that is small next to them
 _MOST_ASKED = 200
 _BLOCK = 64  # queries compared with all items at once
 
@@ -101,11 +102,11 @@ def _compare(
 ) -> tuple[float, float, float]:
     """Recall, largest error of a score, and spread of the scores."""
     place = {own: row for row, own in enumerate(stored.ids.tolist())}
-    right, error, scale = 0, 0.0, 1e-12
+    right, error, scale = 0, 0.0, 0.0
     wanted = min(k, len(stored))
     for some in chunks(queries, _BLOCK):
         exact = some @ stored.vectors.T - np.float32(index.config.weight) * np.asarray(stored.bias)
-        scale = max(scale, float(np.ptp(exact)))
+        scale = max(scale, float(np.ptp(exact)), _FLAT * float(np.abs(exact).max()))
         last = -np.partition(-exact, wanted - 1, axis=1)[:, wanted - 1]
         hits = index.search(some, k)
         for row, (found, scores) in enumerate(zip(hits.ids, hits.scores, strict=True)):
@@ -133,7 +134,7 @@ def _check_bias(index: CorrectedIndex, stored: Items) -> list[str]:
             right = plain + offsets[nearest].astype(np.float32)
     except NNNormError as error:
         return [f"another program wrote items that its corrector can't read ({error})"]
-    spread = max(float(np.ptp(right)), 1e-3)
+    spread = max(float(np.ptp(right)), _FLAT * float(np.abs(right).max()))
     n_wrong = int((np.abs(values - right) > _NEAR * spread).sum())
     if not n_wrong:
         return []
@@ -163,7 +164,7 @@ def _check_rows(index: CorrectedIndex, stored: Items, gallery: Source, ids: Any)
         )
     right = items.rows(0, len(items))[there[known]]
     far = np.linalg.norm(stored.vectors[known] - right, axis=1)
-    n_wrong = int((far > _NEAR * np.linalg.norm(right, axis=1).clip(min=1e-12)).sum())
+    n_wrong = int((far > _NEAR * np.linalg.norm(right, axis=1)).sum())
     if n_wrong:
         problems.append(f"{n_wrong:,} items have other vectors than the gallery: upsert them")
     return problems
