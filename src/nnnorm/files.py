@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -101,6 +102,17 @@ def filling(path: PathLike) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             folder.rmdir()
+
+
+@contextlib.contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """Yield a new folder, whose content moves to `folder` after all of it is written."""
+    with tempfile.TemporaryDirectory(prefix=".nnnorm-", dir=folder) as place:
+        yield Path(place)
+        for path in Path(place).iterdir():
+            if (folder / path.name).is_dir():
+                shutil.rmtree(folder / path.name)
+            path.replace(folder / path.name)
 
 
 def write_whole(path: PathLike, write: Callable[[BinaryIO], object]) -> None:

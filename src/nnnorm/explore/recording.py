@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from nnnorm.errors import NNNormError
 from nnnorm.explore.material import Served
 from nnnorm.explore.session import Session, Setting, draw_some
 from nnnorm.explore.views import View, Views, to_json
-from nnnorm.files import Progress, filling, make_folder
+from nnnorm.files import Progress, filling, make_folder, staging
 
 STATIC = Path(__file__).parent / "static"
 # The order in which the modules of the page need each other.
@@ -43,13 +42,8 @@ def record(
             work.exception()  # until it is done; the views show what is missing
         recording = _Recording(session)
         recording.record(progress)
-        with tempfile.TemporaryDirectory(prefix=".nnnorm-", dir=target) as staging:
-            written = _write_export(recording, Path(staging))
-            for path in Path(staging).iterdir():
-                if (target / path.name).is_dir():
-                    shutil.rmtree(target / path.name)
-                path.replace(target / path.name)
-    return written
+        with staging(target) as place:
+            return _write_export(recording, place)
 
 
 def _write_export(recording: "_Recording", folder: Path) -> list[str]:
