@@ -1,9 +1,9 @@
-# All targets work in a fresh clone: they create an environment in .venv first.
+# All targets work in a fresh clone: they first create an environment in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PARALLEL := -n auto --dist worksteal # one worker per core, up to the limit in conftest.py
-# Bytecode is compiled afterwards, on all cores.
+# pip compiles no bytecode, because compileall below does it on all cores.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo test suite test-fast docs fuzz lint bench extras clean
@@ -23,7 +23,7 @@ test-fast: $(VENV)/dev ## all tests except the slow ones: under a minute
 docs: $(VENV)/dev ## build the site into build/site; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-fuzz: $(VENV)/dev ## run all commands with 5,000 damaged inputs; failures are saved in fuzz-failures
+fuzz: $(VENV)/dev ## run all commands with 5,000 damaged inputs, and save failures in fuzz-failures
 	$(BIN)/python -m tests.attack.fuzz
 
 lint: $(VENV)/dev ## run ruff and mypy
@@ -39,7 +39,7 @@ bench: $(VENV)/dev ## run the short benchmarks; each prints a table
 	$(BIN)/python benchmarks/approximate.py --small --runs 1
 	$(BIN)/python benchmarks/automatic_rule.py --tables
 
-# OpenCLIP is skipped: it installs torchvision, whose build must match this torch.
+# OpenCLIP is skipped, because it installs torchvision, which must match the installed torch.
 extras: ## install and import each extra in a fresh environment, and measure its size
 	$(PYTHON) benchmarks/extras.py --skip open-clip
 
@@ -53,7 +53,7 @@ $(VENV)/demo: pyproject.toml | $(BIN)/python
 	$(PIP) --editable .
 	touch $@
 
-# Kubernetes (a dependency of Chroma) and most transformers models are never imported, so they are skipped.
+# Kubernetes (a dependency of Chroma) and most models of transformers are never imported, so they aren't compiled.
 $(VENV)/dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --constraint constraints.txt --editable \
 	  ".[audio,datasets,docs,encoders,engines,explore,images,integrations,parquet,plots,ray,remote,sentence-transformers,torch,dev]"

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, settings
 
 # Tests must not depend on the caller's terminal, locale, proxies or database settings. Tests build
 # their own models, so nothing is downloaded from the Hugging Face Hub.
-FOREIGN = r"CI|GITHUB_.*|.*_PROXY|NO_COLOR|(FORCE|PY|TTY)_.*|CLICOLOR.*|PG[A-Z]+"
-for variable in [name for name in os.environ if re.fullmatch(FOREIGN, name.upper())]:
+UNSET = r"CI|GITHUB_.*|.*_PROXY|NO_COLOR|(FORCE|PY|TTY)_.*|CLICOLOR.*|PG[A-Z]+"
+for variable in [name for name in os.environ if re.fullmatch(UNSET, name.upper())]:
     del os.environ[variable]
 # Write bytecode: without it, every process would compile the package and the tests again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -28,10 +28,10 @@ os.environ |= {"COLUMNS": "80", "TERM": "xterm", "LC_ALL": "C.UTF-8", "HF_HUB_OF
 # Turn off the telemetry of Haystack and LangSmith.
 os.environ |= {"HAYSTACK_TELEMETRY_ENABLED": "False", "LANGSMITH_TRACING": "false"}
 
-# A background process ignores Ctrl-C, and so would the processes that it starts.
+# If pytest runs in the background, it ignores Ctrl-C, and so would the processes that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Use the same examples in every run, and no time limits: machines differ and may be busy.
+# Use the same examples in every run, and no time limits, because machines may be slow or busy.
 settings.register_profile(
     "steady",
     derandomize=True,
@@ -52,7 +52,7 @@ typer.main.get_command = lambda app: build_once(
 
 ROOT = Path(__file__).parent
 
-# Test collection creates hundreds of thousands of objects and no garbage.
+# Collecting tests creates hundreds of thousands of objects, but no garbage.
 gc.disable()
 
 # These doctests run the demo, a table or a check, measure this machine, or load a large library.
@@ -83,7 +83,7 @@ def pytest_xdist_auto_num_workers(config):
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if os.name == "posix" else 0
     wanted = (cores or 1) + (config.option.markexpr != "not slow")
     workers = max(1, min(wanted, 8, memory // 2**31 or 8))
-    # The workers share the cores, so BLAS threads would only wait for each other.
+    # The workers share the cores, so more BLAS threads would only wait for each other.
     if workers < (cores or 1):
         os.environ.setdefault("OMP_NUM_THREADS", str(max(2, cores // workers)))
     else:
@@ -103,7 +103,7 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path):
-    """Collect doctests only from the package: the tests have none."""
+    """Don't collect doctests in tests/, because there are none."""
     found = yield
     if (ROOT / "tests") in file_path.parents:
         found = [one for one in found if type(one).__name__ != "DoctestModule"]
@@ -111,7 +111,7 @@ def pytest_collect_file(file_path):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark slow doctests, and tests whose fixtures or names show that they load torch."""
+    """Mark as slow: slow doctests, and tests whose fixtures or names show that they load torch."""
     for item in items:
         loads = {"tiny_model", "tiny_encoder"}.intersection(getattr(item, "fixturenames", ()))
         if loads or "torch" in item.name or item.nodeid.startswith(SLOW_DOCTESTS):
@@ -120,13 +120,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop():
-    """Collect garbage from here on, but less often than usual: few objects are in cycles."""
+    """Collect garbage from now on, but less often than usual, because few objects are in cycles."""
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 
 def threads_and_children():
-    """Return the child processes, and the threads (except nnnorm's pool) that block an exit."""
+    """Return child processes, and threads that block an exit, except those of nnnorm's pools."""
     threads = {
         thread
         for thread in threading.enumerate()
@@ -140,7 +140,7 @@ def threads_and_children():
 
 
 def has_children():
-    """Return whether there may be child processes; called around every test, so it is fast."""
+    """Return whether there may be child processes; must be fast, because every test calls it."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,6 +1,6 @@
-"""Write the repository's address into pyproject.toml and README.md, for a release.
+"""Write the repository's address into pyproject.toml and README.md for a release.
 
-On GitHub, relative links work; on PyPI, they don't. Only the release workflow knows the address.
+Relative links work on GitHub, but not on PyPI. Only the release workflow knows the address.
 
     python .github/fill_in_address.py OWNER/NAME TAG
 """

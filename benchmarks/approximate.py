@@ -1,9 +1,9 @@
-"""Time and error of approximations of m_k for many past queries.
+"""Time and error of approximate biases with many past queries.
 
 The embeddings are synthetic: 20,000 items, 200,000 references, 256 dimensions, k = 128 (`--small`:
 a tenth of the items and a fifth of the references). They have two levels of topics and a spectrum
 like Flickr8k's. Queries of a topic are on one side of it, so there are hubs. All methods are timed
-from arrays to values in interleaved runs, including building an index and fitting a regression. On
+in interleaved runs. Their times include building an index and fitting a regression. On
 Flickr8k, the default of `solver="approximate"` is compared with the exact bias over ten seeds.
 
     python benchmarks/approximate.py             # about four minutes on two free cores
@@ -71,11 +71,11 @@ BOTH = (8, 16)  # also without the regression, and on half of the bank
 LINKS = 8  # of a point in the graph, each way; twice as many take twice as long to build
 
 
-# --- made embeddings ---------------------------------------------------------------------------
+# --- synthetic embeddings ----------------------------------------------------------------------
 
 
 class Problem(NamedTuple):
-    """A gallery, a bank of past queries, and new queries with the item that each asks for."""
+    """A gallery, a bank of past queries, and new queries with their right items."""
 
     gallery: Embeddings
     references: Embeddings
@@ -84,7 +84,7 @@ class Problem(NamedTuple):
 
 
 def make_problem(n_items: int, n_references: int, dim: int = 256) -> Problem:
-    """Items and queries of 1,000 topics in 20 fields; the queries of a field lean to one side."""
+    """Draw items and queries of 1,000 topics in 20 fields, queries on one side of their field."""
     rng = np.random.default_rng(SEED)
     scale = ((1 + (16 * np.arange(dim) / dim) ** 2) ** -0.5).astype(np.float32)
 
@@ -105,11 +105,11 @@ def make_problem(n_items: int, n_references: int, dim: int = 256) -> Problem:
     return Problem(unit(items), unit(references), unit(queries), asked)
 
 
-# --- the ways ----------------------------------------------------------------------------------
+# --- the methods -------------------------------------------------------------------------------
 
 
 class Way(NamedTuple):
-    """One way at one setting: seconds to build what all its settings share, then to finish."""
+    """One method with one setting: seconds to build shared parts, and a function that finishes."""
 
     family: str
     setting: str
@@ -128,7 +128,7 @@ FAMILIES = {
     "half": "nnnorm, lists on half of the past queries",
     "lists": "nnnorm",
 }
-# What the setting of a family is called.
+# The name of each family's setting.
 SETTINGS = {
     "exact": "",
     "sample": "share",
@@ -142,7 +142,7 @@ SETTINGS = {
 }
 
 
-# Color, marker and name in the plot, and the point and offset of the name; ours lies on top.
+# Color, marker and name in the plot, and the point and offset of the name; nnnorm is drawn last.
 LOOKS = {
     "sample": ("#8A8A8A", "o", "random sample of past queries", 0, (10, -2)),
     "ivf-brief": (plots.ORANGE, "s", "Faiss IVF", -1, (-4, -18)),
@@ -151,7 +151,7 @@ LOOKS = {
 
 
 class Faiss:
-    """Faiss's indexes of the bank: built once, as each takes longer than all else in a run."""
+    """Faiss's indexes of the bank, built once, because that takes longer than the rest of a run."""
 
     def __init__(self, references: Embeddings) -> None:
         rows = np.array(references.rows(0, len(references)))
@@ -163,7 +163,7 @@ class Faiss:
             if name == "graph":
                 index = faiss.IndexHNSWFlat(dim, LINKS, faiss.METRIC_INNER_PRODUCT)
             else:
-                # As in the paper; or with lists, rows and rounds as few as our own.
+                # As in the paper, or with as few lists, rows and rounds as nnnorm.
                 is_brief = name == "ivf-brief"
                 n_lists = round((2 if is_brief else 4) * n**0.5)
                 quantizer, metric = faiss.IndexFlatIP(dim), faiss.METRIC_INNER_PRODUCT
@@ -178,7 +178,7 @@ class Faiss:
 
 
 def ways(problem: Problem, indexes: Faiss, seed: int) -> Iterator[Way]:
-    """Every way with its settings; work is done when `finish` is called."""
+    """Yield every method with its settings; `finish` does the work."""
     gallery, references = problem.gallery, problem.references
     yield Way("exact", "", 0.0, lambda: top_means(Products(gallery, references), K))
     for part in (5, 15, 50):
@@ -201,7 +201,7 @@ def ways(problem: Problem, indexes: Faiss, seed: int) -> Iterator[Way]:
 
 
 def by_sample(problem: Problem, share: float, seed: int, *, with_moments: bool) -> Floats:
-    """m_k of a random part of the bank, with k cut down as the bank is."""
+    """Compute m_k with a random part of the bank, and a k that is smaller by the same factor."""
     rng = np.random.default_rng(seed)
     gallery, references = problem.gallery, problem.references
     some = np.sort(rng.permutation(len(references))[: round(share * len(references))])
@@ -214,14 +214,14 @@ def by_sample(problem: Problem, share: float, seed: int, *, with_moments: bool) 
 
 
 def prefix_means(scores: Products, k: float) -> Floats:
-    """Mean of the k best of every row, where k need not be whole: between those on either side."""
+    """Return the mean of the k best of every row; if k isn't whole, interpolate."""
     whole = int(k)
     lower, upper = top_means(scores, whole), top_means(scores, whole + 1)
     return lower + np.float32(k - whole) * (upper - lower)
 
 
 def moments(gallery: Embeddings, bank: Embeddings) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of every item's scores with a bank, without any score."""
+    """Return mean and standard deviation of every item's scores, without computing the scores."""
     total, square = np.zeros(bank.dim), np.zeros((bank.dim, bank.dim))
     for _, block in bank.blocks():
         total += block.sum(axis=0)
@@ -233,7 +233,7 @@ def moments(gallery: Embeddings, bank: Embeddings) -> tuple[Floats, Floats]:
 
 
 def learned(problem: Problem, values: Floats, features: Floats, rng: np.random.Generator) -> Floats:
-    """Add what a regression predicts from features, taught by the exact values of some items."""
+    """Add the prediction of a regression on features, fitted on the exact values of some items."""
     teachers = np.sort(rng.permutation(len(values))[:N_TEACHERS])
     scores = Products(problem.gallery, problem.references).some_rows(teachers)
     exact = top_means(scores, K)
@@ -245,7 +245,7 @@ def learned(problem: Problem, values: Floats, features: Floats, rng: np.random.G
 
 
 def by_index(problem: Problem, index: Any, effort: int) -> Floats:
-    """Mean of what an index of Faiss finds; items with fewer than k are computed exactly."""
+    """Return the mean of the scores that Faiss finds; items with fewer than k are exact."""
     gallery = problem.gallery
     if hasattr(index, "hnsw"):
         index.hnsw.efSearch = effort
@@ -257,7 +257,7 @@ def by_index(problem: Problem, index: Any, effort: int) -> Floats:
 
 
 def with_exact(problem: Problem, values: Floats, items: Ints) -> Floats:
-    """Replace the values of some items, for which too few references were found."""
+    """Compute the values of items exactly if too few references were found."""
     if len(items):
         scores = Products(problem.gallery, problem.references).some_rows(items)
         values[items] = top_means(scores, K)
@@ -265,7 +265,7 @@ def with_exact(problem: Problem, values: Floats, items: Ints) -> Floats:
 
 
 def by_lists(problem: Problem, quality: int, seed: int) -> Floats:
-    """What `solver="approximate"` does."""
+    """Return the means of `solver="approximate"`."""
     products = Products(problem.gallery, problem.references)
     model = learn(products, quality, seed)
     return top_means(products, K) if model is None else model.means(products)[0]
@@ -283,24 +283,24 @@ def make_lists(
 
 
 def by_bare_lists(problem: Problem, bank: Any, quality: int) -> Floats:
-    """The same without the regression: the mean of what was found."""
-    means, _, n_candidates = look(problem, bank, K, quality)
+    """Return the same without the regression: the mean of the scores that were found."""
+    means, _, n_candidates = probe(problem, bank, K, quality)
     return with_exact(problem, means, np.flatnonzero(n_candidates < K))
 
 
 def by_half(problem: Problem, quality: int, seed: int) -> Floats:
-    """Lists over every second reference, k/2, and a regression taught by the whole bank."""
+    """Use lists over every second reference, k/2, and a regression fitted on the whole bank."""
     rng = np.random.default_rng(seed)
     references = problem.references
     some = np.sort(rng.permutation(len(references))[: len(references) // 2])
     half = nnnorm.open_embeddings(references.take(some))
     lists = make_lists(problem, half, quality, rng)
-    means, features, n_candidates = look(problem, lists, K // 2, quality)
+    means, features, n_candidates = probe(problem, lists, K // 2, quality)
     values = learned(problem, means, features, rng)
     return with_exact(problem, values, np.flatnonzero(n_candidates < K // 2))
 
 
-def look(problem: Problem, bank: Any, k: int, quality: int) -> Any:
+def probe(problem: Problem, bank: Any, k: int, quality: int) -> Any:
     budget = DEFAULT_MEMORY_BUDGET
     return solvers._probe(problem.gallery, bank, k, quality, budget, None)
 
@@ -309,7 +309,7 @@ def look(problem: Problem, bank: Any, k: int, quality: int) -> Any:
 
 
 def measure_made(problem: Problem, n_runs: int) -> list[dict[str, Any]]:
-    """Seconds, residual and R@1 of every way; runs are interleaved, each with a seed of its own."""
+    """Measure seconds, error and R@1 of every method, in interleaved runs with different seeds."""
     cells: dict[tuple[str, str], dict[str, Any]] = {}
     values: list[Floats] = []
     indexes = Faiss(problem.references)
@@ -338,7 +338,7 @@ def measure_made(problem: Problem, n_runs: int) -> list[dict[str, Any]]:
     for cell in cells.values():
         mine = hits[1:][cell.pop("rows")].mean(axis=0)
         cell["recall"] = round(float(mine.mean()), 3)
-        # Of the difference to the exact values, over queries.
+        # Standard error over queries of the difference from the exact values.
         spread = (mine - hits[1]).std() / len(mine) ** 0.5
         cell["standard_error"] = round(float(spread), 3)
     uncorrected = {"family": "none", "setting": "", "recall": round(float(hits[0].mean()), 3)}
@@ -355,7 +355,7 @@ def flickr8k_tasks(data: Path) -> Iterator[tuple[str, Pairs, Direction, Floats, 
 
 
 def measure_flickr8k(data: Path, n_seeds: int) -> list[dict[str, Any]]:
-    """R@1 with approximate and exact values."""
+    """Measure R@1 with approximate and exact values."""
     cells = []
     for name, pairs, direction, rows, is_forced in flickr8k_tasks(data):
         task = pairs.task(direction)
@@ -383,7 +383,7 @@ def measure_flickr8k(data: Path, n_seeds: int) -> list[dict[str, Any]]:
                 "uncorrected": round(float(recall[0]), 3),
                 "paper": np.round(recall[1:], 3).tolist(),
                 "residual": [round(residual(each, exact), 4) for each in estimates],
-                "told": [round(0.0 if model is None else model.error, 4) for model in models],
+                "reported": [round(0.0 if model is None else model.error, 4) for model in models],
             }
         )
         print(f"flickr8k: {name}", file=sys.stderr)
@@ -420,17 +420,17 @@ def run(data: Path, n_runs: int, is_small: bool) -> dict[str, Any]:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The Markdown of the section in `docs/speed.md`, from the results alone."""
+    """Return the Markdown of the section in `docs/speed.md`."""
     return made_table(results) + "\n"
 
 
 def all_tables(results: dict[str, Any]) -> str:
-    """The table of the page, then Flickr8k, which is only printed."""
+    """Return the table of the page, and then that of Flickr8k, which is only printed."""
     return f"{tables(results)}\n{flickr8k_table(results)}\n"
 
 
 def in_order(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Family by family, the fastest setting first."""
+    """Return the table, grouped by family, the fastest setting first."""
     order = list(FAMILIES)
     known = [cell for cell in cells if cell["family"] in order]
     return sorted(known, key=lambda c: (order.index(c["family"]), statistics.median(c["seconds"])))
@@ -495,9 +495,9 @@ def flickr8k_table(results: dict[str, Any]) -> str:
         row = [cell["task"], f"{cell['n_references']:,}", f"{cell['uncorrected']:.2f}"]
         exact, *found = cell["paper"]
         row += [f"{exact:.2f}", difference_words(np.array(found) - exact)]
-        row += [f"{np.mean(cell[key]):.3f}" for key in ("residual", "told")]
+        row += [f"{np.mean(cell[key]):.3f}" for key in ("residual", "reported")]
         rows.append(row)
-    n_seeds = len(results["flickr8k"][0]["told"])
+    n_seeds = len(results["flickr8k"][0]["reported"])
     note = (
         f"Mean difference over {n_seeds} seeds, k = {results['k']} (in brackets the lowest and the "
         "highest of them)."
@@ -511,7 +511,7 @@ def difference_words(differences: npt.NDArray[np.float64]) -> str:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """R@1 lost against seconds, for the ways that anyone would choose between."""
+    """Plot the loss in R@1 against seconds, for the most useful methods."""
     figure, (axes,) = plots.make_panels(3.9, 1)
     cells = in_order(results["made"])
     exact = cells[0]
@@ -527,7 +527,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         size, width = (8, 0) if is_ours else (6, 1.6)
         axes.plot(seconds, losses, color=colour, marker=marker, markersize=size, linewidth=width)
         if is_ours:
-            # The setting 4 is there to show where quality ends.
+            # The setting 4 shows a quality that is too low.
             of_use = [place for place, cell in enumerate(mine) if int(cell["setting"]) >= 8]
             fastest, slowest = (f(seconds[n] for n in of_use) for f in (min, max))
             most, least = (f(losses[n] for n in of_use) for f in (min, max))

@@ -1,4 +1,4 @@
-"""The automatic settings of `NNN()` on every real set, compared with earlier editions.
+"""Compares the automatic settings of `NNN()` with earlier editions on every real set.
 
 Every rule is naive NumPy (`rules.py`), except the last one, which is `nnnorm.NNN()` itself. The
 kinds of cases are in `cases.py`.
@@ -49,7 +49,7 @@ RULES: dict[str, Callable[[Material], Floats]] = {
     KEPT: replace(THIRD, view=View(copies=None)),
     SHIPPED: shipped,
 }
-# Few past queries make many cases, so only these are measured on them.
+# There are many cases with few past queries, so only these rules are measured on them.
 ON_SMALL = (
     "first edition",
     CSLS_LABEL,
@@ -61,7 +61,7 @@ ON_SMALL = (
 
 
 class Gains:
-    """What every rule gains on the test queries of one case, over all draws."""
+    """The gain of every rule on the test queries of one case, over all draws."""
 
     def __init__(self, kind: str, is_chosen_on: bool) -> None:
         self.kind, self.is_chosen_on = kind, is_chosen_on
@@ -70,13 +70,13 @@ class Gains:
         self.settings: list[dict[str, float]] = []
 
     def add(self, ids: Ints, gains: Floats, settings: dict[str, float]) -> None:
-        """Rows of `gains` are rules, columns are queries."""
+        """Add gains, with a row per rule and a column per query."""
         self.ids.append(ids)
         self.gains.append(gains)
         self.settings.append(settings)
 
     def bootstrap(self, rng: np.random.Generator) -> Floats:
-        """The mean, and those of `N_BOOTSTRAP` samples of the queries; columns are rules."""
+        """Return the mean, and those of `N_BOOTSTRAP` samples of the queries; columns are rules."""
         queries, place = np.unique(np.concatenate(self.ids), return_inverse=True)
         gains = np.concatenate(self.gains, axis=1)
         sums = np.stack([np.bincount(place, row, len(queries)) for row in gains], axis=1)
@@ -88,14 +88,14 @@ class Gains:
 
 
 def measure(data: Path, seeds: Sequence[int], labels: Sequence[str]) -> dict[str, Any]:
-    """Every case of every seed, summarized."""
+    """Measure every case with every seed, and summarize the results."""
     return summarize(gather(data, seeds, labels), labels)
 
 
 def gather(
     data: Path, seeds: Sequence[int], labels: Sequence[str], sets: Sequence[str] = (*SETS, "shapes")
 ) -> dict[str, Gains]:
-    """Every case of every seed; all images of Flickr8k involve no draw and are measured once."""
+    """Measure every case with every seed; cases of all Flickr8k images aren't random, so once."""
     found: dict[str, Gains] = {}
     for seed in seeds:
         judge, known = None, None
@@ -116,12 +116,12 @@ def gather(
 
 
 def used(labels: Sequence[str], kind: str) -> list[str]:
-    """The rules that are measured on cases of this kind."""
+    """Return the rules to measure on cases of this kind."""
     return [label for label in labels if kind != "small" or label in ON_SMALL]
 
 
 def summarize(found: dict[str, Gains], labels: Sequence[str]) -> dict[str, Any]:
-    """Means and 95 % intervals of every case, and of the mean over the cases of every kind."""
+    """Compute means and 95 % intervals of every case, and of the mean over each kind of cases."""
     rng = np.random.default_rng(0)
     records, samples = [], {}
     for name, gains in found.items():
@@ -167,14 +167,14 @@ def summarize(found: dict[str, Gains], labels: Sequence[str]) -> dict[str, Any]:
 
 
 def interval(sampled: Floats) -> list[float]:
-    """The mean and the middle 95 % of its samples."""
+    """Return the mean, and the middle 95 % of its samples."""
     return [
         round(float(value), 3) for value in (sampled[0], *np.percentile(sampled[1:], (2.5, 97.5)))
     ]
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The Markdown of the stored results."""
+    """Return the tables of the stored results as Markdown."""
     records = results["cases"]
     parts = [
         editions(results["groups"]),
@@ -186,7 +186,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def all_tables(results: dict[str, Any]) -> str:
-    """The tables of the page, then every set and near-duplicates, which are only printed."""
+    """Return the page's tables, then those of sets and near-duplicates, which are only printed."""
     sets = "### Own past queries, by set\n\n" + own_sets(results["cases"])
     copies = "### Near-duplicates, dropped and kept\n\n" + near_copies(results)
     return "\n".join((tables(results), sets, "", copies, ""))
@@ -218,7 +218,7 @@ def summary(records: list[dict[str, Any]]) -> str:
 
 
 def editions(groups: dict[str, Any]) -> str:
-    """The second and the third edition with intervals."""
+    """Return the second and the third edition, with intervals."""
     rows = [
         ["own and searched" if kind == "at home" else kind,
          *(with_interval(group[key]) for key in ("second", "third", "difference")),
@@ -295,13 +295,13 @@ def near_copies(results: dict[str, Any]) -> str:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, numbers to the right."""
+    """Return a Markdown table with right-aligned numbers."""
     lines = [titles, [":--", *["--:"] * (len(titles) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def points(gain: float) -> str:
-    """A difference in points, with its sign.
+    """Format a difference in points, with its sign.
 
     >>> points(-0.254), points(0.001)
     ('−0.25', '0.00')
@@ -310,7 +310,7 @@ def points(gain: float) -> str:
 
 
 def with_interval(values: Sequence[float]) -> str:
-    """A mean and its interval, in points."""
+    """Format a mean and its interval, in points."""
     mean, low, high = map(points, values)
     return f"{mean} [{low}, {high}]"
 
@@ -325,7 +325,7 @@ def run(
     labels: Sequence[str],
     sets: Sequence[str],
 ) -> int:
-    """The command line of a benchmark that measures rules on draws; returns the exit code."""
+    """Run the command line of a benchmark of rules on random cases; return the exit code."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
     parser.add_argument("--output", type=Path, default=output, help="the JSON file of the results")
@@ -355,7 +355,7 @@ def run(
 
 
 def store(path: Path, results: dict[str, Any]) -> None:
-    """JSON with a line per case."""
+    """Return JSON with a line per case."""
     *head, last = results
     records = ",\n".join(json.dumps(record) for record in results[last])
     start = json.dumps({key: results[key] for key in head})[:-1]

@@ -1,9 +1,10 @@
-"""Unique queries: a log of a million rows, and the share of a fit.
+"""Time and memory to find the unique queries of a log, and their share in the time of a fit.
 
-The log is synthetic: 60,000 queries with a falling spectrum, asked by Zipf's law (exponent 1), 512
-dimensions in float16. "Equal" repeats are the same row; "varied" ones have noise (cosine 0.95 with
-the query). Each bank is built in a separate process. Memory is the peak of that process, including
-Python, NumPy and pyarrow, with and without mapped pages of files, which the system can reclaim.
+The log is synthetic: 60,000 queries with a falling spectrum, repeated by Zipf's law (exponent 1),
+512 dimensions in float16. "Equal" repeats are the same row; "varied" ones have noise (cosine 0.95
+with the query). Each bank is built in a separate process. Memory is the peak of that process,
+including Python, NumPy and pyarrow, with and without mapped pages of files, which the system can
+reclaim.
 
 The share of a fit compares processor seconds in one process: the plain product of 5,000 items and
 113,000 past queries of 512 dimensions, finding the unique ones, and `NNN().fit` by default.
@@ -56,7 +57,7 @@ def make_pieces(n_rows: int, *, varied: bool) -> Iterator[npt.NDArray[np.float16
 
 
 def write_log(path: Path, n_rows: int, *, varied: bool) -> None:
-    """A parquet file with an embedding and a time per row, or a `.npy` of embeddings."""
+    """Write a parquet file with an embedding and a time per row, or a `.npy` of embeddings."""
     pieces = make_pieces(n_rows, varied=varied)
     if path.suffix == ".npy":
         shape = (n_rows, DIM)
@@ -73,14 +74,14 @@ def write_log(path: Path, n_rows: int, *, varied: bool) -> None:
     with parquet.ParquetWriter(path, schema, compression="none") as writer:
         for start, rows in zip(range(0, n_rows, PIECE), pieces, strict=True):
             vectors = pyarrow.FixedSizeListArray.from_arrays(rows.ravel(), DIM)
-            # A month, from its first second to its last.
+            # The times of a month.
             seconds = 1_777_593_600 + np.arange(start, start + len(rows)) * 2_678_400 // n_rows
             times = pyarrow.array(seconds.astype("datetime64[s]"))
             writer.write_table(pyarrow.table([vectors, times], schema=schema))
 
 
 def peak_bytes() -> int:
-    """Largest resident size of this process; `ru_maxrss` would include that of its parent."""
+    """Return the peak memory of this process; `ru_maxrss` would include that of its parent."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -88,7 +89,7 @@ def peak_bytes() -> int:
 
 
 def build(path: Path) -> dict[str, Any]:
-    """Build a bank in this process, and measure."""
+    """Build a bank in this process, and measure time and memory."""
     with Peak() as peak:
         started, cpu = time.perf_counter(), time.process_time()
         if path.suffix == ".npy":
@@ -125,7 +126,7 @@ def measure(folder: Path, n_rows: int) -> list[dict[str, Any]]:
 
 
 def make_queries(spectrum: str, n_rows: int, copies: float, seed: int) -> npt.NDArray[np.float32]:
-    """Unit rows; a share of them are varied copies of others, by Zipf's law."""
+    """Return unit rows; a share of them are noisy copies of others, by Zipf's law."""
     rng = np.random.default_rng(seed)
     n_unique = round(n_rows * (1 - copies))
     rows = rng.standard_normal((n_unique, DIM), dtype=np.float32)
@@ -146,7 +147,7 @@ def make_queries(spectrum: str, n_rows: int, copies: float, seed: int) -> npt.ND
 
 
 def measure_shares(repeats: int = 3) -> list[dict[str, Any]]:
-    """Processor seconds of a product, of finding unique queries and of a fit: the least of each."""
+    """Measure the processor seconds of a product, of finding unique queries and of a fit."""
     found = []
     for spectrum in ("flat", "falling", "clustered"):
         items = make_queries(spectrum, N_ITEMS, 0, 7)
@@ -176,7 +177,7 @@ def measure_shares(repeats: int = 3) -> list[dict[str, Any]]:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The Markdown table of the stored results."""
+    """Return the table of the stored results as Markdown."""
     rows: list[list[Any]] = [
         [
             run["log"],
@@ -218,8 +219,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     add_options(parser)
-    parser.add_argument("--folder", type=Path, help="for 1 GB of embeddings, for a while")
-    parser.add_argument("--build", type=Path, help="build a bank from this log and measure that")
+    parser.add_argument("--folder", type=Path, help="for 1 GB of temporary files")
+    parser.add_argument("--build", type=Path, help="only measure a bank of this log")
     options = parser.parse_args()
     if options.build:
         print(json.dumps(build(options.build)))

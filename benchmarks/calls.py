@@ -31,25 +31,25 @@ from nnnorm.index import CorrectedIndex, build_index
 OUTPUT = RESULTS / "calls.json"
 K = 10
 CLOCKS = ("cpu", "wall")
-# One query, ready made, sent with the engine's own client.
+# A function that sends one query with the engine's own client.
 Call: TypeAlias = Callable[[Floats], Any]
 
 
 def own_index(index: CorrectedIndex) -> Any:
-    """The index of a library that has loaded it, in the version that is served."""
+    """Return the library's index object of the current version."""
     loaded: Any = index.backend
     return loaded._open(loaded.served()).index
 
 
 def served(index: CorrectedIndex) -> str:
-    """The name of the engine's own collection."""
+    """Return the name of the engine's own collection."""
     return f"photos_{index.backend.served()}"
 
 
 def faiss_call(index: CorrectedIndex) -> Call:
     import faiss
 
-    faiss.omp_set_num_threads(1)  # threads that wait for each other count as work
+    faiss.omp_set_num_threads(1)  # waiting threads would count as CPU time
     own = own_index(index)
     if hasattr(own, "hnsw"):
         own.hnsw.efSearch = 128
@@ -146,7 +146,7 @@ def measure(
             for turn in range(-n_calls // 10, n_calls):
                 one = turn % len(asked)
                 query, vector = rows["queries"][one : one + 1], asked[one]
-                # Whichever comes second finds warm caches: they take turns.
+                # The second call benefits from warm caches, so the order alternates.
                 for side in ("index", "own") if turn % 2 else ("own", "index"):
                     started = time.process_time(), time.perf_counter()
                     index.search(query, k=K) if side == "index" else call(vector)
@@ -161,7 +161,7 @@ def measure(
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The Markdown table of the stored results."""
+    """Return the table of the stored results as Markdown."""
     rows = [
         [
             row["engine"],
@@ -183,7 +183,7 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
     corrector = nnnorm.Corrector.fit(rows["gallery"], rows["references"], method)
     found = []
     with threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # random rows are no collection that graphs like
+        warnings.simplefilter("ignore")  # graphs have a low recall on random rows
         for name in arguments.engine or ENGINES:
             found.append(measure(name, rows, corrector, arguments.calls))
             print(found[-1], file=sys.stderr)
@@ -192,7 +192,7 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Time one query through an index.")
-    parser.add_argument("--engine", choices=ENGINES, action="append", help="only this one")
+    parser.add_argument("--engine", choices=ENGINES, action="append", help="only this engine")
     parser.add_argument("--calls", type=int, default=300)
     return run_command(parser, OUTPUT, measure_all, tables)
 

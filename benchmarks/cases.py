@@ -1,4 +1,4 @@
-"""Searches on real embeddings for rules without labels: a gallery, test queries and past queries.
+"""Searches on real embeddings, to compare automatic rules: galleries, test and past queries.
 
 Everything is drawn from a seed. A set without separate past queries is halved by query.
 
@@ -46,8 +46,8 @@ SETS = (
     "bli_it-en",
     "bli_zh-en",
 )
-# Rules were to be chosen on cases whose gallery comes from these sets, and confirmed on the others.
-# Fixed before any measurement; docs/automatic-rule.md says what came of it.
+# Rules were chosen on cases whose gallery comes from these sets, and confirmed on the others.
+# The division was fixed before any measurement; docs/automatic-rule.md has the results.
 CHOSEN_ON = ("flickr8k", "unsplash500", "apibench", "nl2bash", "bli_zh-en")
 # Sets with one encoder: the queries of one are mismatched for another. clip_coco500 has another
 # CLIP model of the same width.
@@ -99,11 +99,11 @@ class Search:
 
     @property
     def set(self) -> str:
-        """The first part of the name."""
+        """The name of the set."""
         return self.name.partition("/")[0]
 
     def test(self, some: Ints) -> "Search":
-        """With some of the test queries."""
+        """Return the same search with some of the test queries."""
         place = np.full(len(self.queries), -1)
         place[some] = np.arange(len(some))
         kept = self.pairs[place[self.pairs[:, 0]] >= 0]
@@ -136,7 +136,7 @@ class Case:
 
 
 def as_floats(rows: npt.ArrayLike) -> Floats:
-    """Float32 rows of unit norm."""
+    """Return rows of norm 1 in float32."""
     wide = np.asarray(rows, dtype=np.float32)
     return np.asarray(wide / np.linalg.norm(wide, axis=1, keepdims=True))
 
@@ -148,7 +148,7 @@ def load(path: Path) -> Floats:
 
 @lru_cache(maxsize=32)
 def load_set(data: Path, name: str) -> tuple[Floats, Floats, Ints]:
-    """Queries, items, and the pairs that belong together."""
+    """Return queries, items, and their right pairs."""
     folder = data / name
     if name == "unsplash500":
         texts, images = load(folder / "text.npy"), load(folder / "image.npy")
@@ -162,7 +162,7 @@ def load_set(data: Path, name: str) -> tuple[Floats, Floats, Ints]:
 
 
 def searches(data: Path, seed: int) -> Iterator[Search]:
-    """Every set, in both directions if both make sense."""
+    """Yield every set, in both directions if both make sense."""
     fixed = [*_flickr8k(data), *_shapes(), *_with_bank(data)]
     halved = []
     for name in (name for name in SETS if name not in ("flickr8k", "clinc150")):
@@ -186,7 +186,7 @@ def searches(data: Path, seed: int) -> Iterator[Search]:
 def _halve(
     name: str, metric: Metric, queries: Floats, items: Floats, pairs: Ints, rng: np.random.Generator
 ) -> Iterator[Search]:
-    """One half of the queries for the pool, the other for the test."""
+    """Use one half of the queries for the pool, and the other for the test."""
     known, test = np.array_split(rng.permutation(np.unique(pairs[:, 0])), 2)
     whole = Search(name, metric, queries, np.arange(len(queries)), items, pairs, queries[known],
                    is_searched=True)  # fmt: skip
@@ -242,7 +242,7 @@ def _with_bank(data: Path) -> Iterator[Search]:
 
 
 def cases(data: Path, seed: int) -> Iterator[Case]:
-    """All but logs. Only own past queries are measured on every split and with their items."""
+    """Yield all cases except logs; all splits, and cases with items, for own past queries only."""
     coco = load(data / "flickr8k" / "coco_caption.npy")
     every = list(searches(data, seed))
     apart = {search.name for search in every if not search.is_searched}
@@ -250,8 +250,8 @@ def cases(data: Path, seed: int) -> Iterator[Case]:
     for number, search in enumerate(every):
         rng = np.random.default_rng([seed, 2, number])
         yield from _own(search, rng)
-        is_twin = search.is_searched and search.name in apart
-        if search.name == "flickr8k/all-images" or is_twin:
+        is_repeated = search.is_searched and search.name in apart
+        if search.name == "flickr8k/all-images" or is_repeated:
             continue
         seen[search.name] += 1
         if seen[search.name] > N_STRESS_SPLITS:
@@ -313,7 +313,7 @@ def _along_axis(search: Search, rng: np.random.Generator) -> Iterator[Case]:
 
 
 def _platforms(data: Path, seed: int) -> Iterator[Case]:
-    """APIBench: past and test queries from each pair of platforms."""
+    """Yield cases of APIBench: past and test queries from each pair of platforms."""
     queries, items, pairs = load_set(data, "apibench")
     platform = np.minimum(np.load(data / "apibench" / "query_source.npy"), 2)
     rng = np.random.default_rng([seed, 4])
@@ -348,7 +348,7 @@ def _lowest(values: Floats, share: float) -> Ints:
 def log_cases(
     data: Path, seed: int, exponents: Sequence[float] = EXPONENTS
 ) -> Iterator[tuple[str, float, bool, Case]]:
-    """``(set, exponent, whether repeats are varied, case)``."""
+    """Yield ``(set, exponent, whether repeats are varied, case)`` for query logs."""
     for whole in (_flickr8k(data)[0], _shapes()[0]):
         name, gallery = whole.set, whole.gallery
         order = np.argsort(whole.pairs[:, 1], kind="stable")
@@ -385,7 +385,7 @@ class Judge:
         self.without = self.measure(np.float32(0))
 
     def measure(self, bias: Floats | np.float32) -> npt.NDArray[np.float32]:
-        """R@1, or the mean of hit@1 and nDCG@10, of every query."""
+        """Return R@1, or the mean of hit@1 and nDCG@10, of every query."""
         corrected = self.scores - bias
         hits = self.right[np.arange(len(corrected)), corrected.argmax(axis=1)]
         if self.search.metric == "r1":
@@ -396,5 +396,5 @@ class Judge:
         return np.asarray(50 * (hits + np.minimum(1, found / self.ideal)), dtype=np.float32)
 
     def gains(self, bias: Floats) -> npt.NDArray[np.float32]:
-        """Points above no correction."""
+        """Return the gain over no correction, in points."""
         return self.measure(bias) - self.without

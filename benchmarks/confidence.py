@@ -1,22 +1,23 @@
-"""Is the first hit right? Confidence against raw scores, and its probabilities, on 11 real sets.
+"""Measures how well confidence and raw scores predict that the first hit is right, on 11 sets.
 
 Half of the items that answer test queries are removed from the gallery, so that about half of the
-queries have no right first hit. A set without past queries of its own is split at random: half past
+queries have no right first hit. A set without separate past queries is split at random: half past
 queries, half test queries. Measured per split:
 
 - AUROC of "the first hit is right": raw top score, corrected top score, raw margin (top score minus
-  the mean of hits 2 to 11) and confidence. The raw columns judge the first hit of the raw search,
-  the others that of the corrected one. "In gallery" is the AUROC of "the gallery has an answer".
+  the mean of hits 2 to 11) and confidence. The raw columns are about the first hit of the raw
+  search, the others about that of the corrected one. "In gallery" is the AUROC of "the gallery has
+  an answer".
 - Expected calibration error (ECE) with 300 labels: ten groups of equal size by probability, the
   mean of |mean probability − share right|, on queries without labels; the mean over the splits.
   "ECE by chance" is the mean ECE of perfect probabilities on as many queries.
-- Without labels and with the whole gallery: the share of new queries below the 5 % quantile of the
-  past queries' own confidence.
+- Without labels and with the whole gallery: the share of new queries whose confidence is below the
+  5 % quantile of the past queries.
 
 The share of the mean in the formula is compared on two halves of the test queries, `A` and `B`,
-which were fixed before anything was measured. 0.9 is the best on A by 0.001; 0.8 is used because
-CLIP prefers less, which was seen on the splits reported here. Past queries are those of the other
-half, without their labels.
+which were fixed before any measurement. 0.9 is the best on A by 0.001. 0.8 is used because lower
+shares are better for CLIP on the splits reported here. Past queries are those of the other half,
+without their labels.
 
     python benchmarks/confidence.py             # measure, write JSON, print the tables
     python benchmarks/confidence.py --tables    # print the tables of the stored JSON
@@ -38,13 +39,13 @@ from nnnorm.calibration import bin_probabilities
 
 OUTPUT = RESULTS / "confidence.json"
 SEEDS = tuple(range(100, 110))
-# Of the choice of the share, which was made with the seeds 0 to 4.
+# The seeds of the measurement that the share was chosen with.
 N_CHOICES, N_CHOICE_TEST = 5, 2500
 SHARES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 1.0)
 N_LABELS, N_TEST, N_KEPT = 300, 4000, 100
 COLUMNS = ("raw top", "corrected top", "raw margin", "confidence")
 COLUMNS += ("there: raw top", "there: confidence")
-# Headers of the table, and names of sets.
+# Headers of the table, and names of the sets.
 SHOWN = ("top raw score", "top corrected score", "raw margin", "confidence")
 SHOWN += ("in gallery: top raw score", "in gallery: confidence")
 NAMES = {
@@ -63,7 +64,7 @@ NAMES = {
 
 
 class Data(NamedTuple):
-    """Queries with their right items, the gallery, and past queries if the set has its own."""
+    """Return queries with their right items, the gallery, and past queries if the set has any."""
 
     queries: Floats
     gallery: Floats
@@ -92,7 +93,7 @@ class Split(NamedTuple):
     """A gallery without half of the answers, its bias, and the test queries."""
 
     gallery: Floats
-    rows: Ints  # of the gallery, within the whole one
+    rows: Ints  # row numbers of the gallery in the whole one
     bias: nnnorm.Bias
     test: Ints
 
@@ -106,7 +107,7 @@ def split(made: Data, past: Floats, test: Ints, rng: np.random.Generator) -> Spl
 
 
 def halve(made: Data, n_past: int, rng: np.random.Generator) -> tuple[Floats, Ints]:
-    """Past queries, and the numbers of test queries."""
+    """Return past queries, and the numbers of the test queries."""
     order = rng.permutation(np.array(sorted(made.right)))
     if made.bank is not None:
         return made.bank, order[:N_TEST]
@@ -114,7 +115,7 @@ def halve(made: Data, n_past: int, rng: np.random.Generator) -> tuple[Floats, In
 
 
 def ask(made: Data, drawn: Split, bias: nnnorm.Bias | None) -> tuple[nnnorm.Ranking, Any]:
-    """The hits of the test queries, and whether the first one is right."""
+    """Return the hits of the test queries, and whether the first one is right."""
     found = nnnorm.search(made.queries[drawn.test], drawn.gallery, bias, k=11)
     first = drawn.rows[found.indices[:, 0]].tolist()
     hits = zip(drawn.test.tolist(), first, strict=True)
@@ -122,7 +123,7 @@ def ask(made: Data, drawn: Split, bias: nnnorm.Bias | None) -> tuple[nnnorm.Rank
 
 
 def auroc(values: npt.ArrayLike, labels: npt.NDArray[np.bool_]) -> float:
-    """The chance that a right one is above a wrong one; ties count half."""
+    """Return the probability that a right hit is above a wrong one; ties count half."""
     given = np.asarray(values)
     ordered = np.sort(given[~labels])
     below = sum(np.searchsorted(ordered, given[labels], side) for side in ("left", "right")) / 2
@@ -178,14 +179,14 @@ def measure_ece(chances: npt.NDArray[np.float64], labels: npt.NDArray[np.bool_])
 def bin_widths(
     chances: npt.NDArray[np.float64], labels: npt.NDArray[np.bool_]
 ) -> list[list[float]]:
-    """Size, sum of probabilities and number of right ones in ten groups of equal width."""
+    """Return size, sum of probabilities and number of right ones of ten groups of equal width."""
     group = np.minimum((10 * chances).astype(int), 9)
     sums = [np.bincount(group, weights, 10) for weights in (None, chances, labels)]
     return [[round(float(one), 3) for one in some] for some in sums]
 
 
 def measure_unlabeled(made: Data, past: Floats, test: Ints) -> float:
-    """Share of new queries below the 5 % quantile of the past queries, with the whole gallery."""
+    """Return the share of new queries below the past queries' 5 % quantile, all items searched."""
     bias = nnnorm.NNN().fit(made.gallery, past)
     own, new = (
         nnnorm.search(rows, made.gallery, bias, k=1).confidence
@@ -204,7 +205,7 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
         past, test = halve(made, n_queries // 2, rng)
         values = compare(made, split(made, past, test, rng))
         unlabeled = measure_unlabeled(made, past, test)
-        # The small sets keep 300 labels and 100 test queries.
+        # Small sets are left with 300 labels and 100 test queries.
         past, test = halve(made, min(n_queries // 2, n_queries - N_LABELS - N_KEPT), rng)
         fitted = calibrate(made, split(made, past, test, rng), rng)
         cells.append(
@@ -216,7 +217,7 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
 
 
 def choose(data: Path, seed: int) -> list[dict[str, Any]]:
-    """AUROC of every share on both halves of the test queries."""
+    """Return the AUROC of every share on both halves of the test queries."""
     found = []
     for name in SETS:
         made = read(data, name)
@@ -235,7 +236,7 @@ def mean_of(records: list[dict[str, Any]], name: str, column: str) -> float:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The AUROC of every set, and its calibration."""
+    """Return the tables of AUROC and calibration of every set."""
     cells, lines = results["cells"], []
     means = {name: {c: mean_of(cells, name, c) for c in COLUMNS} for name in SETS}
     for name, row in means.items():
@@ -265,7 +266,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def all_tables(results: dict[str, Any]) -> str:
-    """The tables of the page, then the choice of the share, which is only printed."""
+    """Return the tables of the page, and then the choice of the share, which is only printed."""
     lines = []
     for share in map("{:g}".format, SHARES):
         cells_of = []
@@ -285,7 +286,7 @@ def all_tables(results: dict[str, Any]) -> str:
 
 
 def show(value: float, digits: int = 3) -> str:
-    """A number without its leading zero.
+    """Format a number without its leading zero.
 
     >>> show(0.8124), show(-0.02)
     ('.812', '−.020')
@@ -294,8 +295,8 @@ def show(value: float, digits: int = 3) -> str:
 
 
 def main() -> int:
-    """The command line."""
-    text = "AUROC and calibration of the confidence of searches on real embeddings."
+    """Run the command line."""
+    text = "Measure AUROC and calibration of confidence on real embeddings."
     return run_benchmark(text, OUTPUT, measure, all_tables, seeds=SEEDS, sets=SETS)
 
 

@@ -1,10 +1,10 @@
-"""`NNN().fit` with automatic settings, against the plain product of items and past queries.
+"""Times `NNN().fit` with automatic settings, compared with one product of items and queries.
 
 5,000 items, 113,000 past queries, 512 dimensions: no structure ("noise"), 400 clusters with a flat
 spectrum, and two levels of topics with spectra that fall as Flickr8k's ("falling") and faster
-("clustered"). In the second half of the rows, 30 % of the past queries are copies of others, one
-half equal, one half with a cosine of 0.95. All jobs are interleaved in one process; ratios of
-medians count.
+("clustered"). In the second half of the table, 30 % of the past queries are copies of others: one
+half is equal, the other has a cosine of 0.95. All jobs are interleaved in one process. The table
+has ratios of medians.
 
     python benchmarks/default.py [--runs 3] [--output FILE.json]    # ten minutes on two free cores
     python benchmarks/default.py --tables    # print the tables of the stored results
@@ -34,12 +34,12 @@ import nnnorm
 
 OUTPUT = RESULTS / "default.json"
 N_ITEMS, N_REFERENCES, DIM = 5000, 113_000, 512
-K = 67  # what automatic settings choose
+K = 67  # the k that automatic settings choose
 COPIES, COSINE = 0.3, 0.95
 
 
 def make_topics(n_items: int, n_references: int, is_noise: bool = False) -> tuple[Floats, ...]:
-    """Two levels of topics, or no structure."""
+    """Draw rows with two levels of topics, or without structure."""
 
     def make(n: int, is_item: bool) -> Floats:
         with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +60,7 @@ MAKERS: dict[str, Callable[..., tuple[Floats, ...]]] = {
 
 
 def add_copies(rows: Floats) -> Floats:
-    """The rows, some of them replaced by copies of others."""
+    """Return the rows, some of them replaced by copies of others."""
     rng = np.random.default_rng(5)
     order, n_copies = rng.permutation(len(rows)), round(COPIES * len(rows))
     copies = rows[rng.choice(order[n_copies:], n_copies)]
@@ -73,7 +73,7 @@ def add_copies(rows: Floats) -> Floats:
 
 
 def jobs(gallery: Floats, references: Floats) -> dict[str, Callable[[], Any]]:
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints at import
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints when it is imported
         from nnn import NNNRanker, NNNRetriever
 
     def multiply() -> None:
@@ -99,7 +99,7 @@ def measure(n_runs: int, spectra: list[str]) -> Iterator[dict[str, Any]]:
         for is_copied in (False, True):
             references = add_copies(honest) if is_copied else honest
             for job in jobs(gallery, references[:9000]).values():
-                job()  # imports and threads
+                job()  # a warm-up for imports and threads
             work = jobs(gallery, references)
             seconds: dict[str, list[list[float]]] = {job: [] for job in work}
             n_unique = None
@@ -116,7 +116,7 @@ def measure(n_runs: int, spectra: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The Markdown table of the stored results."""
+    """Return the table of the stored results as Markdown."""
     lines = []
     for row in results["rows"]:
         medians = {

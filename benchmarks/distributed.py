@@ -1,4 +1,4 @@
-"""`transform_parquet` on two Ray workers, compared with one process with two threads.
+"""Times `transform_parquet` on two Ray workers, compared with one process with two threads.
 
 Both read parquet files, compute bias values and write parquet files, interleaved in one run. CPU
 time includes all workers and this process. Unlike wall-clock time, it doesn't depend on the load of
@@ -31,7 +31,7 @@ DIM, K, CORES, N_FILES = 256, 128, 2, 16
 
 
 def make_rows(n_rows: int, seed: int) -> Any:
-    """Unit rows with a falling spectrum."""
+    """Draw unit rows with a falling spectrum."""
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((n_rows, DIM), dtype=np.float32)
     rows *= (np.arange(1, DIM + 1) ** -0.4).astype(np.float32)
@@ -56,13 +56,13 @@ def in_one_process(corrector: nnnorm.Corrector, source: Path, target: Path) -> N
 
 
 def processor_seconds() -> float:
-    """Of this process and of the workers of Ray."""
+    """Return the CPU time of this process and of Ray's workers."""
     ticks = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (process / "cmdline").read_bytes().startswith(b"ray::"):
                 ticks += sum(map(int, (process / "stat").read_text().split(")")[1].split()[11:13]))
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
@@ -82,14 +82,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     wall: dict[str, list[float]] = {name: [] for name in ways}
     work: dict[str, list[float]] = {name: [] for name in ways}
     quiet: Any = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-    os.environ.pop("OMP_NUM_THREADS", None)  # one process takes both cores
-    # By default other programs go before Ray's workers.
+    os.environ.pop("OMP_NUM_THREADS", None)  # one process uses both cores
+    # By default, other programs have priority over Ray's workers.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     ray.init("local", num_cpus=CORES, **quiet)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         write_items(folder / "items", make_rows(n_items, 1))
-        for run in range(options.runs + 1):  # the first run starts the workers
+        for run in range(options.runs + 1):  # the first run includes the start of the workers
             for name in ways if run % 2 else reversed(list(ways)):
                 started, used = time.perf_counter(), processor_seconds()
                 ways[name](corrector, folder / "items", folder / f"{name}{run}")
@@ -116,7 +116,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The Markdown table of the results."""
+    """Return the table of the results as Markdown."""
     rows = []
     for name, label in (("process", "one process, two threads"), ("ray", "Ray, two workers")):
         cells = []

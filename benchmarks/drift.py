@@ -1,4 +1,4 @@
-"""Results of `nnnorm drift` as queries from another source increase.
+"""Measures `nnnorm drift` with more and more queries from another source.
 
 The gallery is Flickr8k's test photos, and the past queries are one caption per training photo. Of
 64 or 256 queries, a share are COCO captions and the others Flickr8k's test captions. In other rows,
@@ -37,7 +37,7 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
     corrector = Corrector.fit(gallery, train[::5])
     cells = []
 
-    def judge(case: str, corrector: Corrector, queries: Floats) -> None:
+    def measure_case(case: str, corrector: Corrector, queries: Floats) -> None:
         found = measure_drift(corrector, queries).to_dict()
         cells.append(
             {"case": case, "n": len(queries), "seed": seed, **{f: found[f] for f in FACTS}}
@@ -47,19 +47,19 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
         for share in SHARES:
             n_other = round(share * size)
             mixed = np.concatenate([coco[:n_other], own[: size - n_other]])
-            judge(f"{100 * share:g} % COCO", corrector, mixed)
+            measure_case(f"{100 * share:g} % COCO", corrector, mixed)
     axis = np.linalg.eigh(np.cov(train.T))[1][:, -1]
     ends = [np.array_split(rows[np.argsort(rows @ axis)], 5) for rows in (train, captions)]
     narrow = Corrector.fit(gallery, ends[0][0])
     for size in SIZES:
         same, other = (ends[1][end][rng.permutation(1000)[:size]] for end in (0, 4))
-        judge("both from the same end", narrow, same)
-        judge("queries from the other end", narrow, other)
+        measure_case("both from the same end", narrow, same)
+        measure_case("queries from the other end", narrow, other)
     return {"cells": cells}
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Counts of the results and medians over the seeds, for each number of queries."""
+    """Return counts of the results and medians over the seeds, for each number of queries."""
     parts = []
     for size in SIZES:
         rows = []

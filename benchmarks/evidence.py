@@ -1,4 +1,4 @@
-"""All methods on all real sets: pictures, text, code and dictionaries, in both directions.
+"""Measures all methods on all real sets: pictures, text, code, dictionaries, in both directions.
 
 A set without separate past queries is split in half at random, and each half serves as past queries
 for the other. Sets of pairs are split by item, because items that answer past queries could never
@@ -41,7 +41,7 @@ OUTPUT = RESULTS / "evidence.json"
 N_HALVINGS = 1
 SMALL = 64
 BETAS = (5.0, 10.0, 20.0, 40.0, 80.0)
-# Around what the authors of each method advise; NNN and CSLS have the whole of their own grids.
+# Values near those that the authors of each method recommend; NNN and CSLS have their whole grids.
 GRIDS: dict[str, Any] = {
     "dn": {"weight": (0.25, 0.5, 1.0)},
     "is": {"beta": BETAS},
@@ -78,13 +78,13 @@ TITLES = {
 
 
 class Part(NamedTuple):
-    """A search: some queries of a set, by number, their gallery and their banks."""
+    """A search: queries of a set with their numbers, the gallery, and the banks."""
 
     rows: Ints
     task: Task
     bank: Floats
     gallery_bank: Floats | None = None
-    items: Ints | None = None  # numbers of the gallery's items within the set, where it is a part
+    items: Ints | None = None  # numbers of the gallery's items, if it is a part of the set
 
 
 def unit(rows: Floats) -> Floats:
@@ -92,7 +92,7 @@ def unit(rows: Floats) -> Floats:
 
 
 def make_sets(data: Path, rng: np.random.Generator) -> Iterator[tuple[str, str, list[Part]]]:
-    """``(name, bank, parts)`` of every set, direction and bank."""
+    """Yield ``(name, bank, parts)`` for every set, direction and bank."""
     flickr8k = Flickr8k(data / "flickr8k")
     train, test = (flickr8k.pairs.some(flickr8k.images(split)) for split in ("train", "test"))
     shapes = load_shapes()
@@ -126,7 +126,7 @@ def make_sets(data: Path, rng: np.random.Generator) -> Iterator[tuple[str, str, 
         both = unit(texts), unit(images)
         for direction, asks, asked in (("image", *both), ("text", *both[::-1])):
             yield from with_small(f"{name}-{direction}", halve_pairs(asks, asked, rng), rng)
-    others = rng.spawn(1)[0]  # draws nothing from `rng`, whose halves stay as they are
+    others = rng.spawn(1)[0]  # doesn't use `rng`, so that its halves stay the same
     texts, images, pairs = load_set(data, "amazon1293")
     parts = halve(texts, images, pairs, others, is_apart=True)
     yield from with_small("amazon1293-image", parts, others)
@@ -140,7 +140,7 @@ def make_sets(data: Path, rng: np.random.Generator) -> Iterator[tuple[str, str, 
         else:
             parts = [whole_part(Task(queries, documents, judged.pairs), unit(judged.bank))]
         yield from with_small(name, parts, rng)
-        if name == "clinc150":  # its items are names of intents
+        if name == "clinc150":  # its items are the names of intents
             continue
         if judged.source is None:
             parts = halve(documents, queries, judged.pairs[:, ::-1], rng)
@@ -164,7 +164,7 @@ def with_small(
 
 
 def halve_pairs(asks: Floats, asked: Floats, rng: np.random.Generator) -> list[Part]:
-    """Halves of the pairs, each with the items of its own half as the gallery."""
+    """Yield halves of the pairs, each with its own items as the gallery."""
     parts = []
     for _ in range(2 * N_HALVINGS):
         halves = np.array_split(rng.permutation(len(asks)), 2)
@@ -182,7 +182,7 @@ def halve(
     *,
     is_apart: bool = False,
 ) -> list[Part]:
-    """Halves of the queries; the whole gallery is searched, or what the test half asks for."""
+    """Yield halves of the queries; the gallery is the whole one, or the right items of the half."""
     parts = []
     for _ in range(N_HALVINGS):
         halves = np.array_split(rng.permutation(np.unique(pairs[:, 0])), 2)
@@ -201,24 +201,24 @@ def draw(bank: Floats, rng: np.random.Generator) -> Floats:
 
 
 class Sums:
-    """Means per query over the parts that ask it."""
+    """Means per query over the parts that contain it."""
 
     def __init__(self, n_queries: int) -> None:
         self.total, self.times = np.zeros(n_queries), np.zeros(n_queries)
 
     def add(self, rows: Ints, values: Any) -> None:
-        """Add the values of one part."""
+        """Add the values of the queries of one part."""
         self.total[rows] += values
         self.times[rows] += 1
 
     def interval(self, clusters: Ints) -> Interval:
-        """The mean over the queries that were asked."""
+        """Return the mean of every query that was measured."""
         asked = self.times > 0
         return interval_of_mean((self.total / np.maximum(1, self.times))[asked], clusters[asked])
 
 
 def measure_parts(parts: list[Part], names: tuple[str, ...]) -> dict[str, Any]:
-    """R@1 and hubs of a search, and the gain of every method, default and tuned."""
+    """Measure R@1 and hubs of a search, and the gain of every method, default and tuned."""
     n_queries = 1 + max(int(part.rows.max()) for part in parts)
     clusters = np.arange(n_queries)
     gains: dict[str, Sums] = {}
@@ -279,7 +279,7 @@ def measure(data: Path, seed: int) -> dict[str, list[Any]]:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The Markdown of `docs/evidence.md`, from the results alone."""
+    """Return the tables of `docs/evidence.md` as Markdown."""
     rows = results["rows"]
     own = [row for row in rows if row["bank"] == "own"]
     return f"{main_table(rows)}\n\n{methods_table(own)}\n"
@@ -334,7 +334,7 @@ def show(gain: list[float]) -> str:
 
 
 def draw_forest(results: dict[str, Any], figure: Any) -> None:
-    """One row per search: the gain of NNN with its interval, and with few past queries."""
+    """Plot one row per search: the gain of NNN with its interval, and with few past queries."""
     from matplotlib.lines import Line2D
 
     from nnnorm.report.plots import BLUE, GREY, ORANGE, label_axes, style_axes

@@ -1,4 +1,4 @@
-"""Exact fits: the solvers `exact` and `auto`, compared with nnn-retrieval in one run.
+"""Times exact fits: the solvers `exact` and `auto`, compared with nnn-retrieval in one run.
 
 There are three kinds of data: synthetic embeddings with a spectrum like Flickr8k's or a flat one
 (5,000 items, 512 dimensions, 1,000 to 500,000 references), and, if available, Flickr8k itself
@@ -37,15 +37,15 @@ N_ITEMS, DIM = 5000, 512
 SIZES = (1000, 10_000, 100_000, 500_000)
 SOLVERS = ("exact", "auto")
 PEER = "nnn-retrieval"
-# Up to this many times the runs, as long as a median is this many times the fastest run.
+# Repeat up to this many times as often, while a median is this many times the fastest run.
 MOST_ROUNDS, SCATTER = 3, 1.08
-LARGE = 500_000  # from this many references on there is one k
-# Short work is more easily disturbed by the rest of the machine: more runs of it.
+LARGE = 500_000  # with this many references or more, measure one k
+# Other programs affect short jobs more, so these run more often.
 MORE_RUNS = {1000: 20, 10_000: 7, 65_469: 5, 100_000: 3}
 
 
 def make_falling(n_items: int, n_references: int, dim: int = DIM) -> tuple[Floats, Floats]:
-    """Clusters of clusters with a spectrum that falls as Flickr8k's does."""
+    """Draw two levels of clusters, with a spectrum like Flickr8k's."""
     rng = np.random.default_rng(0)
     held = 1 - np.exp(-4 * (np.arange(dim + 1) / dim) ** 0.8)
     scale = np.sqrt(dim * np.diff(held)).astype(np.float32)
@@ -66,7 +66,7 @@ def make_falling(n_items: int, n_references: int, dim: int = DIM) -> tuple[Float
 
 
 def make_flat(n_items: int, n_references: int) -> tuple[Floats, Floats]:
-    """400 clusters whose directions all have the same variance."""
+    """Draw 400 clusters with the same variance in all directions."""
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((400, DIM), dtype=np.float32)
 
@@ -80,14 +80,14 @@ def make_flat(n_items: int, n_references: int) -> tuple[Floats, Floats]:
 
 
 def read_real(data: Path) -> tuple[Floats, Floats]:
-    """All photos of Flickr8k as items, its captions and COCO's as references."""
+    """Return all photos of Flickr8k as items, and captions of Flickr8k and COCO as references."""
     names = ("image", "caption", "coco_caption")
     image, caption, coco = (np.load(data / "flickr8k" / f"{name}.npy") for name in names)
-    photos, captions, foreign = (
+    photos, captions, others = (
         np.asarray(nnnorm.open_embeddings(rows.reshape(-1, rows.shape[-1]), normalize=True))
         for rows in (image, caption, coco)
     )
-    return photos, np.concatenate([captions, foreign])
+    return photos, np.concatenate([captions, others])
 
 
 def banks(is_small: bool, data: Path) -> Iterator[tuple[str, Floats, Floats]]:
@@ -106,8 +106,8 @@ def banks(is_small: bool, data: Path) -> Iterator[tuple[str, Floats, Floats]]:
 
 
 def jobs(gallery: Floats, references: Floats, k: int) -> dict[str, Callable[[], Floats | None]]:
-    """Functions that compute m_k, by name; nnn-retrieval does not return its means."""
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints at import
+    """Return functions that compute m_k, by name; nnn-retrieval doesn't return its means."""
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints when it is imported
         from nnn import NNNRanker, NNNRetriever
 
     def peer() -> None:
@@ -130,10 +130,10 @@ def jobs(gallery: Floats, references: Floats, k: int) -> dict[str, Callable[[], 
 
 
 def measure(gallery: Floats, references: Floats, k: int, n_runs: int) -> dict[str, Any]:
-    """Interleave runs of all jobs; also compare the means with those of the whole product.
+    """Interleave runs of all jobs; also compare their means with those of the whole product.
 
-    Where the runs of any job scatter, other programs took part in them: further runs are added, and
-    the medians are over all.
+    If the times of a job vary, other programs disturbed it. Then more runs are added, and the
+    medians are over all runs.
     """
     work = jobs(gallery, references, k)
     seconds: dict[str, list[float]] = {job: [] for job in work}
@@ -150,7 +150,7 @@ def measure(gallery: Floats, references: Floats, k: int, n_runs: int) -> dict[st
 
 
 def is_scattered(seconds: dict[str, list[float]]) -> bool:
-    """Whether the median run of a job took noticeably longer than its fastest."""
+    """Return whether the median run of a job took much longer than its fastest."""
     return any(statistics.median(times) > SCATTER * min(times) for times in seconds.values())
 
 
@@ -177,7 +177,7 @@ def medians(row: dict[str, Any]) -> dict[str, float]:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The Markdown table of the stored results."""
+    """Return the table of the stored results as Markdown."""
     head = [
         "data", "references", "exact, s", f"{PEER}, s", f"{PEER} / exact",
     ]  # fmt: skip
@@ -215,7 +215,7 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="1,000 items, a minute")
+    parser.add_argument("--small", action="store_true", help="use 1,000 items, for a minute")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
     return run_command(parser, OUTPUT, measure_all, tables, "speed.md")

@@ -1,4 +1,4 @@
-"""Response time of the explorer, for one client and for 50.
+"""Times the responses of the explorer for one client and for 50.
 
 The data are synthetic unit rows (512 dimensions, 500 topics, some of them hubs), with 5,000 and
 100,000 items. Sliders are moved over loopback to new settings, and every view is timed. After a
@@ -36,7 +36,7 @@ N_CLIENTS = 50
 
 
 def make_material(n_items: int, n_queries: int, n_references: int = 20_000) -> Material:
-    """Items and queries of the same topics; the items share a direction, which makes hubs."""
+    """Draw items and queries of the same topics; items share a direction, so there are hubs."""
     rng = np.random.default_rng(0)
     topics = rng.normal(size=(N_TOPICS, DIM)).astype(np.float32)
     shared = rng.normal(size=DIM).astype(np.float32)
@@ -66,7 +66,7 @@ def run_server(n_items: int, n_queries: int) -> int:
     started = time.perf_counter()
     session = Session(make_material(n_items, n_queries))
     seconds = time.perf_counter() - started
-    session.map.result()  # the first look at a map is not a move of a slider
+    session.map.result()  # the first map is not a move of a slider
     opened = listen(port=0)
     print(json.dumps({"port": opened.getsockname()[1], "seconds": seconds}), flush=True)
     serve(session, opened)
@@ -74,7 +74,7 @@ def run_server(n_items: int, n_queries: int) -> int:
 
 
 class Server:
-    """The explorer in a process of its own."""
+    """The explorer in a separate process."""
 
     def __init__(self, n_items: int, n_queries: int) -> None:
         command = [sys.executable, __file__, "--serve", str(n_items), str(n_queries)]
@@ -91,7 +91,7 @@ class Server:
         self.process.wait()
 
     def memory_mb(self) -> float:
-        """Resident memory."""
+        """Return the resident memory of the process."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         line = next(one for one in status.splitlines() if one.startswith("VmRSS:"))
         return int(line.split()[1]) / 1024
@@ -103,7 +103,7 @@ def settings(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def wait_until_quiet(client: Any, url: str) -> None:
-    """Until the work that starts with the server is done."""
+    """Wait until the work at the start of the server is done."""
     for path in ("scan", "grid"):
         while not client.get(f"{url}/{path}").json()["ready"]:
             time.sleep(1)
@@ -154,7 +154,7 @@ async def _move(url: str, seed: int, until: float, times: list[float], errors: l
             except httpx.HTTPError as error:
                 errors.append(repr(error))
             times.append(1000 * (time.perf_counter() - started))
-            await asyncio.sleep(float(rng.uniform(0.3, 0.9)))  # a hand that drags and looks
+            await asyncio.sleep(float(rng.uniform(0.3, 0.9)))  # like a person who drags a slider
 
 
 async def _all_clients(server: Server, seconds: float) -> dict[str, Any]:
@@ -186,12 +186,12 @@ def measure_load(n_items: int, n_queries: int, seconds: float) -> dict[str, Any]
     with Server(n_items, n_queries) as server:
         with httpx.Client(timeout=120) as client:
             wait_until_quiet(client, server.url)
-        asyncio.run(_all_clients(server, seconds / 3))  # fills what is kept
+        asyncio.run(_all_clients(server, seconds / 3))  # fills the caches
         return {"n_items": n_items, **asyncio.run(_all_clients(server, seconds))}
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The Markdown tables of the stored results."""
+    """Return the tables of the stored results as Markdown."""
     rows = [
         [
             f"{one['n_items']:,}",
@@ -222,7 +222,7 @@ def tables(results: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="5,000 items and ten seconds only")
+    parser.add_argument("--small", action="store_true", help="only 5,000 items and ten seconds")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--moves", type=int, default=40)
     parser.add_argument("--output", type=Path, default=OUTPUT)
@@ -237,7 +237,7 @@ def main() -> int:
     sizes = dict(list(SIZES.items())[: 1 if options.small else None])
     results = {
         "machine": machine(),
-        "load_average": os.getloadavg()[1],  # what else ran on the machine shows in all figures
+        "load_average": os.getloadavg()[1],  # other programs affect all times
         "versions": {name: version(name) for name in ("numpy", "starlette", "uvicorn")},
         "moves": [measure_moves(n, asked, options.moves) for n, asked in sizes.items()],
         "load": measure_load(5_000, 5_000, 10.0 if options.small else options.seconds),

@@ -1,4 +1,4 @@
-"""Time to compute the bias of new items, relative to the fit of the whole gallery.
+"""Times the bias of new items, relative to the fit of the whole gallery.
 
 Synthetic clustered embeddings (50,000 items, 8,192 references, 512 dimensions; `--small` for a
 tenth). `Corrector.fit` and `Corrector.bias_for` with 0.1 %, 1 % and 10 % new items are timed in
@@ -46,7 +46,7 @@ def measure(scale: float, n_runs: int) -> dict[str, Any]:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The Markdown table of the stored results."""
+    """Return the table of the stored results as Markdown."""
     median = {name: statistics.median(times) for name, times in results["seconds"].items()}
     n_items = results["n_gallery"]
     rows = [[f"{n_items:,} (the fit)", f"{median['fit']:.2f}", "100 %"]]
@@ -59,7 +59,7 @@ def tables(results: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Time the bias of new items.")
-    parser.add_argument("--small", action="store_true", help="a tenth of the size")
+    parser.add_argument("--small", action="store_true", help="use a tenth of the size")
     parser.add_argument("--runs", type=int, default=5)
     return run_command(
         parser, OUTPUT, lambda given: measure(0.1 if given.small else 1.0, given.runs), tables

@@ -30,7 +30,7 @@ CORE = "(core)"
 # Tests with libraries that are too large for `make test`.
 TESTS = {"mteb": "tests/integrations/test_mteb.py", "spark": "tests/test_distributed.py"}
 
-# Runs inside the fresh environment: argv holds the names of the extra's own distributions.
+# Runs in the fresh environment; argv has the names of the extra's distributions.
 CHECK = """
 import importlib, json, pkgutil, re, sys
 from importlib.metadata import packages_distributions
@@ -40,7 +40,7 @@ wanted = set(map(plain, sys.argv[1:]))
 found = {module: set(map(plain, dists)) & wanted
          for module, dists in packages_distributions().items()
          if module.isidentifier() and not module.startswith("_")
-         and module != "adbc_driver_duckdb"}  # DuckDB as a driver of a library we don't use
+         and module != "adbc_driver_duckdb"}  # DuckDB's driver for a library that isn't installed
 own = sorted(module for module, dists in found.items() if dists)
 if absent := wanted - set().union(*found.values()):
     sys.exit(f"installed, but with no module to import: {', '.join(sorted(absent))}")
@@ -50,7 +50,7 @@ for found in pkgutil.walk_packages(nnnorm.__path__, "nnnorm."):
     if not found.name.endswith("__main__"):
         try:
             importlib.import_module(found.name)
-        except nnnorm.errors.MissingExtraError as error:  # right for the library of another extra
+        except nnnorm.errors.MissingExtraError as error:  # expected for another extra
             if not found.name.startswith("nnnorm.integrations.") or str(error).split()[0] in own:
                 raise
 print(json.dumps(own))
@@ -58,10 +58,10 @@ print(json.dumps(own))
 
 
 def read_extras():
-    """Extras and the names of their distributions; `dev` and `docs` are no extras for users."""
+    """Return extras and the names of their distributions, without `dev` and `docs`."""
     try:
         import tomllib
-    except ModuleNotFoundError:  # Python 3.10: pip brings one
+    except ModuleNotFoundError:  # Python 3.10: use the copy in pip
         from pip._vendor import tomli as tomllib
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {CORE: project["dependencies"], **project["optional-dependencies"]}
@@ -71,7 +71,7 @@ def read_extras():
 
 
 def names_of(requirements, extras):
-    """Names of distributions; `nnnorm[faiss,…]` stands for those of its own extras."""
+    """Return names of distributions; `nnnorm[faiss,…]` is replaced by those of its extras."""
     names = {}
     for requirement in requirements:
         if own := re.fullmatch(r"nnnorm\[(.*)\]", requirement):
@@ -91,7 +91,7 @@ def run(*command):
 
 
 def check(extra, distributions):
-    """Install and import one extra; its facts, or its error."""
+    """Install and import one extra; return its facts, or its error."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         facts = {"libraries": distributions}
@@ -114,7 +114,7 @@ def check(extra, distributions):
 
 
 def size_of(folder):
-    """Bytes of all files, without what Python compiles on the way."""
+    """Return the size of all files in bytes, without bytecode."""
     files = (path for path in Path(folder).rglob("*") if "__pycache__" not in path.parts)
     return sum(path.lstat().st_size for path in files if path.is_file() and not path.is_symlink())
 
@@ -130,8 +130,8 @@ def tables(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", help="this extra (may be repeated)")
-    parser.add_argument("--skip", action="append", default=[], help="not this one")
+    parser.add_argument("--only", action="append", help="only this extra (repeatable)")
+    parser.add_argument("--skip", action="append", default=[], help="skip this extra (repeatable)")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
     extras = read_extras()

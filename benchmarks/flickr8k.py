@@ -1,4 +1,4 @@
-"""The paper's experiment on Flickr8k: methods, numbers of past queries, and four claims.
+"""Repeats the paper's experiment on Flickr8k: methods, numbers of past queries, and four claims.
 
 Methods are tuned on the validation split and measured on the test split, 1,000 photos each. Past
 queries are the train split or, for image retrieval, captions of COCO. All cells of NNN's grid are
@@ -49,18 +49,18 @@ Record: TypeAlias = dict[str, Any]
 OUTPUT = RESULTS / "flickr8k.json"
 SELECTS: tuple[Select, ...] = ("one-standard-error", "max")
 METHODS = [name for name in METHOD_NAMES if name != NO_CORRECTION]
-# Sinkhorn can use a gallery bank too, but would then take longer than all others together.
+# With a gallery bank, Sinkhorn would take longer than all other methods together.
 TWO_BANKS = [name for name in METHODS if find_method(name)[0].gallery_bank == "needed"]
 
 TITLES = {
-    "image": "Image retrieval, train captions as past queries",
+    "image": "Image retrieval, training captions as past queries",
     "image-coco": "Image retrieval, COCO captions as past queries (mismatched)",
-    "text": "Text retrieval, train photos as past queries",
+    "text": "Text retrieval, training photos as past queries",
 }
 
 
 class Setup(NamedTuple):
-    """One retrieval task with its banks."""
+    """One retrieval task with its banks of past queries."""
 
     name: str
     test: Task
@@ -85,7 +85,7 @@ def make_setups(flickr8k: Flickr8k) -> list[Setup]:
 
 
 def write_splits(flickr8k: Flickr8k, folder: Path) -> None:
-    """The files that `nnnorm compare` takes."""
+    """Write the files that `nnnorm compare` takes."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, npt.NDArray[Any]] = {"coco_captions": flickr8k.coco}
     for split in ("train", "val", "test"):
@@ -104,7 +104,7 @@ def write_splits(flickr8k: Flickr8k, folder: Path) -> None:
 
 
 def compare_methods(setup: Setup) -> list[Record]:
-    """What `compare` says for both ways of choosing, tuning each method once."""
+    """Run `compare` with both rules for settings; each method is tuned only once."""
     name, test, validation, references, others = setup
     raw = evaluate(test.queries, test.gallery, truth=test.truth)
     results = {select: [make_result("none", {}, raw)] for select in SELECTS}
@@ -122,7 +122,7 @@ def compare_methods(setup: Setup) -> list[Record]:
         cells = (tuning.best_by_rule, tuning.best_by_maximum)
         for select, cell in zip(SELECTS, cells, strict=True):
             chosen = make_method(cell.method, **cell.params)
-            bank = second if cell.params else None  # no correction was the best
+            bank = second if cell.params else None  # no correction was best
             bias = chosen.fit(test.gallery, references, gallery_references=bank)
             corrected = evaluate(test.queries, test.gallery, bias, truth=test.truth)
             results[select].append(make_result(method, cell.params, corrected, raw))
@@ -134,7 +134,7 @@ def compare_methods(setup: Setup) -> list[Record]:
 
 
 def ablate_banks(name: str, setups: list[Setup]) -> Record:
-    """NNN with 100, 50, 20 and 10 % of each bank, the smaller ones part of the larger ones."""
+    """Measure NNN with 100, 50, 20 and 10 % of each bank; smaller ones are part of larger ones."""
     test, validation = setups[0].test, setups[0].validation
     raw = evaluate(test.queries, test.gallery, truth=test.truth)
     rows = []
@@ -168,7 +168,7 @@ def run(data: Path) -> Record:
     for setup in setups:
         results["comparisons"] += compare_methods(setup)
         tasks = (setup.validation, setup.test)
-        results["grids"].append(trends.lay_open(setup.name, *tasks, setup.references))
+        results["grids"].append(trends.measure_grid(setup.name, *tasks, setup.references))
         print(f"{TITLES[setup.name]}  {time.perf_counter() - started:.0f} s", file=sys.stderr)
     for name, some in directions.items():
         results["ablations"].append(ablate_banks(name, some))
@@ -181,12 +181,15 @@ def run(data: Path) -> Record:
 
 
 def tables(results: Record) -> str:
-    """The Markdown of `docs/flickr8k.md`, from the results alone."""
+    """Return the tables of `docs/flickr8k.md` as Markdown."""
     parts = ["## Methods side by side"]
     for task, title in TITLES.items():
         some = comparison_table([c for c in results["comparisons"] if c["task"] == task])
         parts.append(f"{title}: {some}" if task == "image" else collapsed(title, some))
     parts.append("## Fewer past queries, and mismatched ones")
+    parts.append(
+        "The percentages are shares of the training split (flickr8k) or of the COCO captions."
+    )
     for task, words in (("image", "Image retrieval"), ("text", "Text retrieval")):
         some = [ablation for ablation in results["ablations"] if ablation["task"] == task]
         parts.append(collapsed(words, ablation_table(some)))
@@ -194,7 +197,7 @@ def tables(results: Record) -> str:
 
 
 def all_tables(results: Record) -> str:
-    """The tables of the page, then the best settings, which are only printed."""
+    """Return the tables of the page, and then the best settings, which are only printed."""
     best = trends.tables(results["grids"], results["galleries"])
     return f"{tables(results)}\n## Best settings\n\n{best}\n"
 
@@ -258,7 +261,7 @@ def main() -> int:
         "--write-splits",
         type=Path,
         metavar="DIR",
-        help="measure nothing: write the .npy files that `nnnorm compare` takes",
+        help="only write the .npy files that `nnnorm compare` takes",
     )
     arguments = parser.parse_args()
     if arguments.tables:

@@ -1,8 +1,8 @@
-"""All cells of NNN's grid on Flickr8k, to check what the paper says about k and α.
+"""Measures all cells of NNN's grid on Flickr8k, to check the paper's claims about k and α.
 
-`flickr8k.py` runs this module. `lay_open` counts R@1, R@5 and R@10 of all 110 cells on the
+`flickr8k.py` runs this module. `measure_grid` counts R@1, R@5 and R@10 of all 110 cells on the
 validation and the test split. Neighboring cells differ little, so the best cell is also found for
-resampled photos. `vary_gallery` and `vary_model` make the search easier and harder, for the claim
+resampled photos. `vary_gallery` and `vary_model` make the search easier or harder, for the claim
 about baseline scores.
 """
 
@@ -38,7 +38,7 @@ NAMES = {"image": "image, Flickr8k captions", "image-coco": "image, COCO caption
 
 
 def count_hits(task: Task, references: Floats) -> Counts:
-    """R@1, R@5 and R@10 hits per photo of every cell, shape (n_cells, 3, n_photos)."""
+    """Return R@1, R@5 and R@10 hits per photo of every cell, shape (n_cells, 3, n_photos)."""
     queries, gallery = (nnnorm.open_embeddings(rows) for rows in (task.queries, task.gallery))
     truth = open_truth(task.truth, n_queries=len(queries), n_gallery=len(gallery))
     bank, grids = nnnorm.open_embeddings(references), {"nnn": PAPER_GRID}
@@ -54,14 +54,14 @@ def count_hits(task: Task, references: Floats) -> Counts:
     return counts
 
 
-def lay_open(name: str, validation: Task, test: Task, references: Floats) -> Record:
-    """The whole grid on both splits, and where its best cell lies when photos are resampled."""
+def measure_grid(name: str, validation: Task, test: Task, references: Floats) -> Record:
+    """Measure the whole grid on both splits, and its best cell for resampled photos."""
     splits = {"val": validation, "test": test}
     counts = {split: count_hits(task, references) for split, task in splits.items()}
     both = np.concatenate([count[:, 0] for count in counts.values()], axis=1)
     return {
         "task": name,
-        "recalls": {  # percent; "none" first, then k by k, every α
+        "recalls": {  # percent; first "none", then every α for each k
             split: (100 * count.mean(axis=2)).round(3).T.tolist() for split, count in counts.items()
         },
         "best": find_best(both),
@@ -69,7 +69,7 @@ def lay_open(name: str, validation: Task, test: Task, references: Floats) -> Rec
 
 
 def find_best(hits: Counts) -> Record:
-    """The best cell of hits (n_cells, n_photos), "none" first, and its spread by resampling."""
+    """Return the best cell of hits (n_cells, n_photos), "none" first, and its spread."""
     gains = hits[1:] - hits[0]
     n_photos = gains.shape[1]
     rng = np.random.default_rng(SEED)
@@ -83,12 +83,12 @@ def find_best(hits: Counts) -> Record:
 
 
 def cell_of(number: int) -> tuple[int, float]:
-    """(k, α) of a cell, counted without "none"."""
+    """Return (k, α) of a cell; its number doesn't count "none"."""
     return KS[number // len(ALPHAS)], ALPHAS[number % len(ALPHAS)]
 
 
 def vary_gallery(flickr8k: Flickr8k) -> list[Record]:
-    """Easier and harder galleries: the 2,000 unseen photos cut into galleries of several sizes."""
+    """Measure easier and harder searches: the 2,000 unseen photos in galleries of several sizes."""
     pool = flickr8k.pairs.some(flickr8k.images("val", "test"))
     bank = flickr8k.pairs.some(flickr8k.images("train")).text
     grid = GridOnPool.scan(pool, "image", bank)
@@ -105,11 +105,11 @@ def vary_gallery(flickr8k: Flickr8k) -> list[Record]:
 
 
 def vary_model(pairs: Pairs) -> list[Record]:
-    """Another model on another set: half of Unsplash as the bank, the other half as the gallery."""
+    """Measure another model: one half of Unsplash is the bank, the other half the gallery."""
     records = []
     words = {"image": "texts find photos", "text": "photos find texts"}
     for direction in get_args(Direction):
-        # 512 is more than this bank holds: those cells stay at zero and are never the best.
+        # The bank has fewer than 512 rows, so cells with k = 512 stay at zero and are never best.
         hits = np.zeros((1 + len(KS) * len(ALPHAS), len(pairs.image)))
         asked = np.zeros(len(pairs.image))
         for number in range(N_UNSPLASH_SPLITS):
@@ -140,12 +140,12 @@ def summarise_gallery(hits: Counts) -> Record:
 
 
 def tables(grids: list[Record], galleries: list[Record]) -> str:
-    """All that these results say, as Markdown."""
+    """Return the tables of these results as Markdown."""
     return f"{best_table(grids)}\n\n{gallery_table(galleries)}"
 
 
 def gains_of(grid: Record, k: int, split: str) -> Counts:
-    """Gains in R@k over no correction, shape (n_k, n_alpha)."""
+    """Return gains in R@k over no correction, shape (n_k, n_alpha)."""
     recalls = np.array(grid["recalls"][split][RECALLS.index(k)])
     return np.asarray((recalls[1:] - recalls[0]).reshape(len(KS), len(ALPHAS)))
 

@@ -15,10 +15,10 @@ from nnnorm.files import check_writable, write_whole
 
 
 def add_options(parser: argparse.ArgumentParser, output: Path | None = None) -> None:
-    """Add ``--output``, by default `output`, or nowhere, and ``--tables``."""
+    """Add the options ``--output``, with an optional default, and ``--tables``."""
     parser.add_argument("--output", type=Path, default=output, help="the JSON file of the results")
     parser.add_argument(
-        "--tables", action="store_true", help="measure nothing: print the tables of stored results"
+        "--tables", action="store_true", help="only print the tables of stored results"
     )
 
 
@@ -27,7 +27,7 @@ def print_stored(
     tables: Callable[[dict[str, Any]], str],
     draw: Callable[[dict[str, Any]], None] | None = None,
 ) -> int:
-    """Print the tables of stored results, and draw them; returns the exit code."""
+    """Print the tables of stored results, and plot them; return the exit code."""
     if not path.is_file():
         print(f"there are no results in {path}; measure first", file=sys.stderr)
         return 1
@@ -39,7 +39,7 @@ def print_stored(
 
 
 def can_measure(output: Path | None, missing: str | None = None) -> bool:
-    """Whether no data are missing and the results can be written; says why they can't."""
+    """Return whether all data exist and results can be written; otherwise, print the reason."""
     if missing is not None:
         print(missing, file=sys.stderr)
         return False
@@ -53,20 +53,20 @@ def can_measure(output: Path | None, missing: str | None = None) -> bool:
 
 
 def store(path: Path | None, results: dict[str, Any] | str) -> None:
-    """Write results, or the JSON that was made of them; nothing where no file is named."""
+    """Write results, or their JSON, unless `path` is None."""
     if path is not None:
         text = results if isinstance(results, str) else as_json(results)
         write_whole(path, lambda file: file.write(text.encode()))
 
 
 def as_json(results: dict[str, Any]) -> str:
-    """JSON with a line per value, but lists of numbers on one line."""
+    """Return JSON with a line per value, but lists of numbers on one line."""
     text = json.dumps(results, indent=1) + "\n"
     return re.sub(r"\[([\s\d.,e+-]*)\]", lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
 def collapsed(title: str, content: str) -> str:
-    """A long table that a page shows on a click."""
+    """Return a long table that a page shows after a click."""
     return f"<details markdown>\n<summary>{title}</summary>\n\n{content}\n\n</details>"
 
 
@@ -77,14 +77,14 @@ def run_command(
     tables: Callable[[dict[str, Any]], str],
     page: str | None = None,
 ) -> int:
-    """Measure and print tables, and store the results with ``--output``; returns the exit code.
+    """Measure and print tables, and store the results with ``--output``; return the exit code.
 
     Parameters
     ----------
     parser : ArgumentParser
         With the options of `measure`.
     stored : Path
-        The results whose tables ``--tables`` prints where there is no ``--output``.
+        The results for ``--tables`` if ``--output`` isn't given.
     measure : callable
         Given the options, returns the results.
     tables : callable

@@ -1,4 +1,4 @@
-"""Adversarial hubs: how many `nnnorm scan` finds, and the effect of the correction.
+"""Measures how many adversarial hubs `nnnorm scan` finds, and the effect of the correction.
 
 Adversarial items are added to photos of Flickr8k and Unsplash, and to the shapes. The attacker
 knows the gallery and has other queries; the defender's past queries and the test queries belong to
@@ -24,26 +24,26 @@ import nnnorm
 from nnnorm.evaluation.outliers import SIGNALS, WATCH, count_alerts
 
 OUTPUT = RESULTS / "hostile.json"
-# Of each kind of hub, at least 100 that count (see `LEAST_HELD`) in each set.
+# At least 100 hubs of each kind and set count; see `LEAST_HELD`.
 SEEDS = {
     "flickr8k": (*range(110, 119),),
     "unsplash500": (102, 103, 106, 107),
     "shapes": (102, 103, 106, 107),
 }
-# As many as alerts three times, since only few of those that hide have top-1 hits.
+# Three times as many as alerts, because only few of the disguised ones have top-1 hits.
 SHARES = (0.0001, 0.001, 0.002, 0.002, 0.002, 0.01, 0.05)
-# Of fewer than 1,000 items: one, two, and so on.
+# With fewer than 1,000 items: one, two, and so on.
 SMALL_SHARES = (0.001, 0.002, 0.005, 0.01, 0.05)
 BUDGETS = ("0.2%", "0.4%", "1%")
 KINDS = ("mean of a topic", "mean of 20 neighbors", "mean of all")
 KINDS += ("gradient, a topic", "gradient, all")
 NAMES = {"flickr8k": "Flickr8k", "unsplash500": "Unsplash", "shapes": "shapes"}
-# Items that have fewer top-1 hits than this have done no harm.
+# Items with fewer top-1 hits than this don't count.
 LEAST_HELD = 0.002
 
 
 class Task(NamedTuple):
-    """A gallery, the attacker's queries, the defender's bank, and queries to count by."""
+    """A gallery, the attacker's queries, the defender's bank, and test queries."""
 
     gallery: Floats
     attacker: Floats
@@ -51,7 +51,7 @@ class Task(NamedTuple):
     queries: Floats
 
 
-# --- planting ----------------------------------------------------------------------------------
+# --- adversarial items --------------------------------------------------------------------------
 
 
 def unit(rows: Floats) -> Floats:
@@ -59,7 +59,7 @@ def unit(rows: Floats) -> Floats:
 
 
 def best_scores(queries: Floats, gallery: Floats) -> Floats:
-    """The score of the top-1 hit of each query."""
+    """Return the score of the top-1 hit of each query."""
     return nnnorm.search(queries, gallery, k=1).scores[:, 0]
 
 
@@ -75,7 +75,7 @@ def cluster(rows: Floats, n_topics: int, rng: np.random.Generator) -> tuple[Floa
 
 
 def climb(start: Floats, queries: Floats, best: Floats, tau: float) -> Floats:
-    """Rows that are first for as many queries as gradient ascent on a soft count can make them."""
+    """Optimize rows by gradient ascent to be top-1 for as many queries as possible."""
     rows = start.copy()
     n_steps = 60
     for step in range(n_steps):
@@ -89,7 +89,7 @@ def climb(start: Floats, queries: Floats, best: Floats, tau: float) -> Floats:
 
 
 def plant(kind: str, n: int, task: Task, best: Floats, rng: np.random.Generator) -> Floats:
-    """Make n hubs of a kind from the attacker's queries."""
+    """Create n hubs of a kind from the attacker's queries."""
     queries, gallery = task.attacker, task.gallery
     if kind == "mean of 20 neighbors":
         near = nnnorm.search(queries[rng.permutation(len(queries))[:n]], queries, k=20).indices
@@ -112,8 +112,8 @@ def plant(kind: str, n: int, task: Task, best: Floats, rng: np.random.Generator)
     return np.concatenate(made)
 
 
-def hide(planted: Floats, task: Task, rng: np.random.Generator) -> Floats:
-    """Mix each with a near honest item until its own robust z is below 3 for the attacker."""
+def disguise(added: Floats, task: Task, rng: np.random.Generator) -> Floats:
+    """Mix each hub with a similar honest item until its robust z is below 3 for the attacker."""
     queries = task.attacker[rng.permutation(len(task.attacker))[:4000]]
     k = min(16, len(queries) // 4)
 
@@ -123,10 +123,10 @@ def hide(planted: Floats, task: Task, rng: np.random.Generator) -> Floats:
     usual = mean_best(task.gallery[rng.permutation(len(task.gallery))[:1000]])
     median = np.median(usual)
     spread = 1.4826 * np.median(np.abs(usual - median))
-    near = nnnorm.search(planted, task.gallery, k=5).indices
+    near = nnnorm.search(added, task.gallery, k=5).indices
     weights = np.linspace(1, 0, 41)[:, None]
     hidden = []
-    for row, items in zip(planted, near, strict=True):
+    for row, items in zip(added, near, strict=True):
         honest = task.gallery[items[rng.integers(5)]]
         mixed = unit(weights * row + (1 - weights) * honest)
         below = np.flatnonzero((mean_best(mixed) - median) / spread < 3)
@@ -159,24 +159,24 @@ def make_task(gallery: Floats, attacker: Floats, bank: Floats, queries: Floats) 
 
 
 def first_places(queries: Floats, gallery: Floats, bias: nnnorm.Bias | None) -> Floats:
-    """Share of the queries that each item is first for."""
+    """Return the share of queries that each item is top-1 for."""
     first = nnnorm.search(queries, gallery, bias, k=1).indices[:, 0]
     return np.bincount(first, minlength=len(gallery)) / len(queries)
 
 
-def judge(task: Task, planted: dict[tuple[str, bool], Floats]) -> list[dict[str, Any]]:
-    """Scan and search a gallery with adversarial items; one record for each kind of them."""
-    gallery = np.concatenate([task.gallery, *planted.values()])
+def measure_scan(task: Task, added: dict[tuple[str, bool], Floats]) -> list[dict[str, Any]]:
+    """Scan and search a gallery with adversarial items; return one record per kind."""
+    gallery = np.concatenate([task.gallery, *added.values()])
     found = nnnorm.scan(gallery, task.bank)
     bias = nnnorm.NNN().fit(gallery, task.bank)
     before, after = (first_places(task.queries, gallery, one) for one in (None, bias))
     orders = {"sum": found.scores, **found.signals}
     places = {name: np.argsort(np.argsort(-v, kind="stable")) for name, v in orders.items()}
-    # What is not suspicious enough is no alert, whatever the budget.
+    # Items with a low z are no alerts, even within the budget.
     places["sum"] = np.where(found.scores < WATCH, len(gallery), places["sum"])
     alerts = [count_alerts(budget, len(gallery)) for budget in BUDGETS]
     records, start = [], len(task.gallery)
-    for (kind, is_hidden), rows in planted.items():
+    for (kind, is_hidden), rows in added.items():
         new = np.arange(start, start + len(rows))
         start += len(rows)
         holding = new[before[new] >= LEAST_HELD]
@@ -193,8 +193,8 @@ def judge(task: Task, planted: dict[tuple[str, bool], Floats]) -> list[dict[str,
                     name: [int((place[holding] < n).sum()) for n in alerts]
                     for name, place in places.items()
                 },
-                # With more of them than alerts, all alerts should be theirs.
-                "planted_alerts": [int((places["sum"][new] < n).sum()) for n in alerts],
+                # If there are more adversarial items than alerts, all alerts should be adversarial.
+                "adversarial_alerts": [int((places["sum"][new] < n).sum()) for n in alerts],
                 "removed": len(set(found.to_remove) & set(holding.tolist())),
             }
         )
@@ -204,7 +204,7 @@ def judge(task: Task, planted: dict[tuple[str, bool], Floats]) -> list[dict[str,
 def galleries(
     task: Task, is_mixed: bool, rng: np.random.Generator
 ) -> Iterator[dict[tuple[str, bool], Floats]]:
-    """What is added to each gallery: one kind, or all together if a scan takes long."""
+    """Yield the kinds to add to each gallery: one kind, or all together if a scan takes long."""
     best = best_scores(task.attacker, task.gallery)
     shares = SHARES if len(task.gallery) > 1000 else SMALL_SHARES
     for n in filter(None, (round(share * len(task.gallery)) for share in shares)):
@@ -215,13 +215,13 @@ def galleries(
             together = {}
             for (kind, is_hidden), size in zip(drawn, parts, strict=False):
                 rows = plant(kind, size, task, best, rng)
-                together[kind, is_hidden] = hide(rows, task, rng) if is_hidden else rows
+                together[kind, is_hidden] = disguise(rows, task, rng) if is_hidden else rows
             yield together
             continue
         for kind in KINDS:
             made = plant(kind, n, task, best, rng)
             yield {(kind, False): made}
-            yield {(kind, True): hide(made, task, rng)}
+            yield {(kind, True): disguise(made, task, rng)}
 
 
 def measure(data: Path, seed: int) -> dict[str, Any]:
@@ -243,8 +243,8 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
                 "largest": round(float(alone.scores.max()), 2),
             }
         )
-        for place, planted in enumerate(galleries(task, name == "flickr8k", rng)):
-            cases += [{**about, "gallery": place, **record} for record in judge(task, planted)]
+        for place, added in enumerate(galleries(task, name == "flickr8k", rng)):
+            cases += [{**about, "gallery": place, **record} for record in measure_scan(task, added)]
     return {"cases": cases, "clean": clean}
 
 
@@ -260,7 +260,7 @@ def count_galleries(cases: list[dict[str, Any]]) -> int:
 
 
 def share_found(cases: list[dict[str, Any]], signal: str, budget: int) -> str:
-    """Of the items that have top-1 hits, if there are no more of them than alerts."""
+    """Format the share found of items with top-1 hits, if they are not more than alerts."""
     cases = [case for case in cases if case["n"] <= case["alerts"][budget]]
     n_holding = sum(case["n_holding"] for case in cases)
     if n_holding == 0:
@@ -307,9 +307,9 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def held(cases: list[dict[str, Any]], name: str, n: int, is_hidden: bool) -> list[float]:
-    """Their share of top-1 hits, uncorrected and corrected: the mean of galleries."""
+    """Format the share of top-1 hits, uncorrected and corrected, averaged over galleries."""
     group = within(cases, set=name, n=n, hidden=is_hidden)
-    # Of kinds that are added together, the sum.
+    # The sum over kinds that are added together.
     sums = [sum(case[when] for case in group) for when in ("held_before", "held_after")]
     return [100 * one / max(1, count_galleries(group)) for one in sums]
 
@@ -320,7 +320,7 @@ def show_held(cases: list[dict[str, Any]], name: str, n: int, is_hidden: bool) -
 
 
 def draw(results: dict[str, Any], figure: Any) -> None:
-    """What each signal finds; what the correction leaves to disguised items."""
+    """Plot the share that each signal finds, and the hits of disguised items."""
     from nnnorm.report.plots import BLUE, GREY, ORANGE, label_axes, style_axes
 
     figure.set_size_inches(9.4, 4.2)
@@ -336,6 +336,8 @@ def draw(results: dict[str, Any], figure: Any) -> None:
         shares = [100 * sum(c["found"][s][0] for c in some) / n_holding for s in signals]
         at = -np.arange(len(signals)) - 0.27 * (place - 1)
         left.barh(at, shares, 0.25, label=NAMES[name], color=color)
+        for y in at[np.array(shares) == 0]:  # nothing found, and not left out
+            left.text(0.8, y, "0", color=color, fontsize=8, va="center")
     left.set_yticks(-np.arange(len(signals)), signals)
     left.set(xlim=(0, 100), ylim=(0.5 - len(signals), 0.6))
     title = "The sum of six signals finds nearly all hubs"
@@ -352,7 +354,8 @@ def draw(results: dict[str, Any], figure: Any) -> None:
     right.bar(at - 0.2, before, 0.36, color=GREY, label="uncorrected")
     right.bar(at + 0.2, after, 0.36, color=BLUE, label="corrected")
     right.set_xticks(at, names)
-    title = "The correction alone removes about half"
+    lost = [100 * (1 - one / other) for one, other in zip(after, before, strict=True)]
+    title = f"Disguised items lose {min(lost):.0f} to {max(lost):.0f} % of their hits"
     label_axes(right, title, "", "top-1 hits of disguised items, %")
     right.legend(ncols=2, **legend)
 

@@ -1,10 +1,10 @@
-"""Raw query logs as past queries: what repeated and nearly repeated queries do to the correction.
+"""Measures raw query logs as past queries: the effect of repeated and nearly repeated queries.
 
-A log of 6,000 queries over the 1,000 test items of Flickr8k and of the synthetic shapes, whose
-popularity follows Zipf's law, is passed as it is. The test traffic asks for the same items with the
-same popularity, by a caption that isn't in the log.
+A log has 6,000 queries over the 1,000 test items of Flickr8k or of the synthetic shapes, whose
+popularity follows Zipf's law. It is passed unchanged. The test traffic asks for the same items with
+the same popularity, with a caption that isn't in the log.
 
-At an exponent of 1.0 one item has an eighth of the traffic, at 1.2 nearly a quarter, so gains
+With an exponent of 1.0, one item has an eighth of the traffic; with 1.2, nearly a quarter. So gains
 differ by points from log to log. These exponents are measured on five logs per seed, the others on
 one.
 
@@ -35,7 +35,7 @@ RULES: dict[str, Callable[[Material], Floats]] = {
 
 
 def measure(data: Path, seeds: Sequence[int], labels: Sequence[str]) -> dict[str, Any]:
-    """Gains of every log."""
+    """Measure the gains of every log."""
     cells = []
     for seed in seeds:
         for draw in range(N_LOGS):
@@ -53,12 +53,12 @@ def measure(data: Path, seeds: Sequence[int], labels: Sequence[str]) -> dict[str
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Mean gains with equal repeats, and their standard errors over the logs."""
+    """Return the mean gains with equal repeats, and their standard errors over the logs."""
     return tables_of(results, "equal")
 
 
 def all_tables(results: dict[str, Any]) -> str:
-    """The tables of the page, then those with varied repeats, which are only printed."""
+    """Return the tables of the page, and then those with varied repeats, which are only printed."""
     return tables_of(results, "equal") + "\n" + tables_of(results, "varied")
 
 
@@ -79,7 +79,7 @@ def tables_of(results: dict[str, Any], repeats: str) -> str:
 
 
 def cell(gains: Sequence[float]) -> str:
-    """Mean and standard error."""
+    """Format mean and standard error."""
     error = np.std(gains, ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else np.nan
     return f"{points(float(np.mean(gains)))} ± {error:.2f}"
 

@@ -1,9 +1,9 @@
-"""Peak memory of a fit on memory-mapped files: 200,000 x 256 float16 items, 20,000 references.
+"""Measures the peak memory of a fit on memory-mapped files.
 
-Measures anonymous memory (RssAnon: allocated by the process, without mapped files) relative to the
-start, every 5 ms. Linux only. The fit is the automatic NNN; --tune measures
-the grid of `tune` on 1,000 queries instead, of which the budget is 128 MB and the bar 192 MB at
---n-references 50000 --dim 512.
+Every 5 ms, the script reads how much anonymous memory (RssAnon, which excludes mapped files) the
+process has allocated since the start. It needs Linux. By default, it measures `NNN().fit`. With
+`--tune`, it measures the grid of `tune` on 1,000 queries instead, whose peak should be below 192 MB
+for a budget of 128 MB with `--n-references 50000 --dim 512`.
 
     python benchmarks/memory.py [--tune] [--n-gallery N] [--n-references N] [--dim N] [--budget MB]
 """
@@ -24,7 +24,7 @@ import nnnorm
 
 
 def write_embeddings(path: Path, n_rows: int, dim: int, seed: int) -> None:
-    """Random unit rows as a float16 `.npy`, written in pieces."""
+    """Write random unit rows as a float16 `.npy`, in pieces."""
     rng = np.random.default_rng(seed)
     out = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(n_rows, dim))
     for start in range(0, n_rows, 10_000):
@@ -41,7 +41,7 @@ def anonymous_bytes() -> int:
 
 
 class Peak:
-    """Largest anonymous memory while the block runs."""
+    """Measures the largest anonymous memory while the block runs."""
 
     def __enter__(self) -> "Peak":
         self.before = self.highest = anonymous_bytes()
@@ -60,7 +60,7 @@ class Peak:
 
     @property
     def extra_mb(self) -> float:
-        """What came on top of what was held before."""
+        """Return the peak minus the memory at the start."""
         return (self.highest - self.before) / 2**20
 
 
@@ -98,12 +98,12 @@ def measure(n_gallery: int, n_references: int, dim: int, budget_mb: int, *, is_t
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tune", action="store_true", help="tune a grid instead of one fit")
+    parser.add_argument("--tune", action="store_true", help="measure the grid of tune instead")
     parser.add_argument("--n-gallery", type=int, default=200_000)
     parser.add_argument("--n-references", type=int, default=20_000)
     parser.add_argument("--dim", type=int, default=256)
-    parser.add_argument("--budget", type=int, help="MB; by default 512, of --tune 128")
-    parser.add_argument("--json", type=Path, help="write the result there")
+    parser.add_argument("--budget", type=int, help="in MB; by default 512, with --tune 128")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
     if not Path("/proc/self/status").exists():
         print("this benchmark reads /proc and needs Linux", file=sys.stderr)

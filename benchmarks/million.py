@@ -1,4 +1,4 @@
-"""Large fits with `solver="auto"`: time, memory, and error relative to exact means.
+"""Measures large fits with `solver="auto"`: time, memory, and error relative to exact means.
 
 Embeddings with two levels of topics and a falling spectrum are memory-mapped float16 files; "noise"
 has no structure. The time is that from opened files to the bias, including fingerprints, with the
@@ -40,7 +40,7 @@ CASES = {
 
 
 def write_embeddings(path: Path, n: int, dim: int, *, is_item: bool, is_noise: bool) -> None:
-    """Topics of topics; references lean one way, items more or less so: those are the hubs."""
+    """Draw two levels of topics; references share a direction, and items have it to some degree."""
     rng = np.random.default_rng(0)
     scale = (np.arange(1, dim + 1) ** -0.5).astype(np.float32)
     scale /= np.sqrt((scale**2).mean())
@@ -103,7 +103,7 @@ def measure(folder: Path, case: str) -> dict[str, Any]:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The Markdown table of the stored results."""
+    """Return the table of the stored results as Markdown."""
     rows: list[list[Any]] = [
         [
             f"{run['n_items']:,} × {run['n_references']:,} × {run['dim']}",
@@ -138,7 +138,7 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", nargs="+", choices=CASES, default=["medium", "million"])
-    parser.add_argument("--folder", type=Path, help="for up to 1.6 GB of embeddings, for a while")
+    parser.add_argument("--folder", type=Path, help="for up to 1.6 GB of temporary files")
     return run_command(parser, OUTPUT, measure_all, tables, "speed.md")
 
 

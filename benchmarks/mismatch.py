@@ -53,7 +53,7 @@ CAUTION = {
     "gate from t = 0.1 to 0.3": replace(THIRD, gate=(0.25, 0.1, 0.3)),
     "no gate": replace(THIRD, gate=None),
 }
-BLOCK = 20  # rows that stay in one half: the captions of an image follow each other
+BLOCK = 20  # consecutive rows that stay in one half, such as the captions of an image
 N_DRAWS = 2
 
 
@@ -61,7 +61,7 @@ N_DRAWS = 2
 
 
 def split_recent(case: Case, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """``(bank, recent)``: own past queries give up the recent queries."""
+    """Return ``(bank, recent)``; own past queries are divided into both."""
     source = case.bank if case.own is None else case.own
     order = rng.permutation(len(source))
     recent = source[order[:N_RECENT]]
@@ -69,7 +69,7 @@ def split_recent(case: Case, rng: np.random.Generator) -> tuple[Floats, Floats]:
 
 
 def recent_cases(data: Path, seed: int) -> Iterator[tuple[Case, Floats, Floats]]:
-    """``(case, bank, recent)``."""
+    """Yield ``(case, bank, recent)``."""
     for case in cases(data, seed):
         is_small = case.own is None and len(case.bank) <= 2 * N_RECENT
         if case.kind in KINDS and not is_small and case.search.name != "flickr8k/all-images":
@@ -95,7 +95,7 @@ def measure_recent(data: Path, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def shipped_with_recent(gallery: Floats, bank: Floats, recent: Floats) -> Floats:
-    """`nnnorm.Corrector.fit(…, recent=…)`."""
+    """Measure `nnnorm.Corrector.fit(…, recent=…)`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", nnnorm.NNNormWarning)
         corrector = nnnorm.Corrector.fit(gallery, bank, recent=recent, normalize=False)
@@ -103,7 +103,7 @@ def shipped_with_recent(gallery: Floats, bank: Floats, recent: Floats) -> Floats
 
 
 def mean_gains(cells: list[dict[str, Any]], kinds: Sequence[str]) -> list[dict[str, float]]:
-    """The mean gain over draws of every case, by rule."""
+    """Return the mean gain of every case over seeds, by rule."""
     by_case: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for cell in (cell for cell in cells if cell["kind"] in kinds):
         by_case[cell["case"]].append(cell["gains"])
@@ -114,7 +114,7 @@ def mean_gains(cells: list[dict[str, Any]], kinds: Sequence[str]) -> list[dict[s
 
 
 def summarize(found: list[dict[str, float]], label: str) -> str:
-    """Mean over cases, worst case, and number of cases below -0.3."""
+    """Format the mean over cases, the worst case, and the number of cases below -0.3."""
     values = np.array([gains[label] for gains in found])
     return f"{points(values.mean())} ({points(values.min())}; {(values < -0.3).sum()})"
 
@@ -131,7 +131,7 @@ def recent_tables(cells: list[dict[str, Any]]) -> str:
 
 
 def measure_caution(data: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """Gains of more cautious rules on the recent queries alone."""
+    """Return the gains of more cautious rules on the recent queries alone."""
     judge, known = None, {}
     for case, _, recent in recent_cases(data, seed):
         if judge is None or judge.search is not case.search:
@@ -196,7 +196,7 @@ def parts_table(cells: list[dict[str, Any]]) -> str:
 
 
 def read_sides(data: Path) -> Iterator[tuple[str, Floats, Floats]]:
-    """Name, items and queries of every set, in both directions where both make sense."""
+    """Yield name, items and queries of every set, in both directions if both make sense."""
 
     def read(name: str) -> Floats:
         return as_floats(np.load(data / f"{name}.npy"))
@@ -221,7 +221,7 @@ def read_sides(data: Path) -> Iterator[tuple[str, Floats, Floats]]:
 
 
 def is_noticed(gallery: Floats, bank: Floats, queries: Floats | None = None) -> bool:
-    """Whether `fit`, or with queries `check`, `tune` or `recent=`, says something."""
+    """Return whether `fit`, or with queries `check`, `tune` or `recent=`, warns or raises."""
     items, past = (open_embeddings(rows, normalize=True) for rows in (gallery, bank))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", nnnorm.NNNormWarning)
@@ -268,7 +268,7 @@ def items_tables(cells: list[dict[str, Any]]) -> str:
     for size in dict.fromkeys(cell["size"] for cell in cells):
         here = [cell for cell in cells if cell["size"] == size]
         of = {kind: [c for c in here if c["bank"] == kind] for kind in kinds}
-        # 16 past queries are too few for `fit` to judge, except by their rows.
+        # With 16 past queries, `fit` only compares rows.
         large = of["other items"] if size >= N_RECENT else []
         row = [str(size), count(large, "fit"), count(of["other items"], "certain")]
         row += [count(of[kind], "fit") for kind in kinds[1:3]]
@@ -307,7 +307,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def all_tables(results: dict[str, Any]) -> str:
-    """The tables of the page, then rules for few recent queries, which are only printed."""
+    """Return the page's tables, then rules for few recent queries, which are only printed."""
     return f"{tables(results)}\n### More cautious rules\n\n{caution_table(results['caution'])}\n"
 
 

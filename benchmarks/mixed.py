@@ -1,4 +1,4 @@
-"""Mixed galleries: `groups=`, compared with no groups and with naive corrections.
+"""Measures `groups=` on mixed galleries, compared with no groups and with naive corrections.
 
 - *CLIP mixes*: photos that answer, and texts of other photos that distract; text queries. Unsplash
   and COCO, in halves, with one photo to nine texts, with three groups, with 16 to 128 past queries.
@@ -37,23 +37,23 @@ PAGE = "guide/mixed-galleries.md"
 N_SEEDS = 8
 SMALL = (16, 32, 64, 128)
 SHARES = (0.5, 0.9, 0.1)
-# Random labels: how many groups n items get.
+# The number of groups of n items with random labels.
 LABELS: dict[str, Callable[[int], int]] = {
     "2 groups": lambda n: 2,
     "5 groups": lambda n: 5,
     "about 10 items per group": lambda n: n // 10,
 }
-MOST_LABELLED = 2000  # items of a gallery that gets random labels
+MOST_LABELLED = 2000  # items of a gallery with random labels
 
 
 class Mix(NamedTuple):
-    """A gallery with a label per item, test queries with their one right item, past queries."""
+    """A gallery with a label per item, test queries with their right item, and past queries."""
 
     gallery: Floats
     groups: npt.NDArray[np.str_]
     queries: Floats
     right: Ints
-    ids: Ints  # the same number for queries that belong together
+    ids: Ints  # related queries have the same number
     past: Floats
 
 
@@ -61,7 +61,7 @@ class Mix(NamedTuple):
 
 
 def pairs_of(data: Path, name: str) -> tuple[Floats, Floats]:
-    """Photos and their texts, row i with row i."""
+    """Return photos and texts in the same order."""
     queries, items, pairs = load_set(data, name)
     _, first = np.unique(pairs[:, 0], return_index=True)
     return items[pairs[first, 1]], queries[pairs[first, 0]]
@@ -70,23 +70,23 @@ def pairs_of(data: Path, name: str) -> tuple[Floats, Floats]:
 def clip_mix(
     data: Path, name: str, seed: int, *, share: float = 0.5, n_past: int | None = None
 ) -> Mix:
-    """Photos that answer, and texts of other photos."""
+    """Mix photos that are right items with texts of other photos."""
     photos, texts = pairs_of(data, name)
     order = np.random.default_rng([seed, 20]).permutation(len(photos))
-    shown, told, past = np.split(order, [len(order) // 3, 2 * len(order) // 3])
-    shown = shown[: round(len(told) * min(1, share / (1 - share)))]
+    as_photo, as_text, past = np.split(order, [len(order) // 3, 2 * len(order) // 3])
+    as_photo = as_photo[: round(len(as_text) * min(1, share / (1 - share)))]
     return Mix(
-        np.concatenate([photos[shown], texts[told]]),
-        np.repeat(["photo", "text"], [len(shown), len(told)]),
-        texts[shown],
-        np.arange(len(shown)),
-        shown,
+        np.concatenate([photos[as_photo], texts[as_text]]),
+        np.repeat(["photo", "text"], [len(as_photo), len(as_text)]),
+        texts[as_photo],
+        np.arange(len(as_photo)),
+        as_photo,
         texts[past[:n_past]],
     )
 
 
 def clip_three(data: Path, seed: int) -> Mix:
-    """Photos of two sets, both of which answer, and texts of both."""
+    """Mix photos of two sets, which are right items, with texts of both."""
     first, second = (clip_mix(data, name, seed) for name in ("unsplash500", "amazon1293"))
     kinds = (np.char.add(mix.groups, f" {n}") for n, mix in enumerate((first, second)))
     groups = np.concatenate(list(kinds))
@@ -102,7 +102,7 @@ def clip_three(data: Path, seed: int) -> Mix:
 
 
 def flickr_mix(data: Path, seed: int, *, share: float) -> Mix:
-    """Each test photo as a photo or as its first caption; its other four captions ask for it."""
+    """Mix photos with first captions; the query of an item is one of its other four captions."""
     folder = data / "flickr8k"
     photos, captions = load(folder / "image.npy"), load(folder / "caption.npy")
     test, train = (np.load(folder / f"{split}_images.npy") for split in ("test", "train"))
@@ -121,7 +121,7 @@ def flickr_mix(data: Path, seed: int, *, share: float) -> Mix:
 
 
 def source_mix(data: Path, seed: int) -> Mix:
-    """Three sources by one encoder, each asked 400 times."""
+    """Mix three sources by one encoder, with 400 queries each."""
     parts, n_items = [], 0
     for number, name in enumerate(("cosqa", "apibench", "medquad")):
         queries, items, pairs = load_set(data, name)
@@ -150,8 +150,8 @@ def mixes() -> Iterator[tuple[str, Callable[[Path, int], Mix]]]:
 
 
 def naive(gallery: Floats, groups: npt.ArrayLike, past: Floats, between: float = 1.0) -> Floats:
-    """The whole correction in a few lines: `between` times the mean of a group, alpha within."""
-    plain = nnnorm.NNN().fit(gallery, past)  # for k, and the centered means of all items
+    """Compute the correction naively: `between` times the group's mean, alpha within groups."""
+    plain = nnnorm.NNN().fit(gallery, past)  # automatic settings, and centered means
     k = int(plain.params["reference_k"])
     unique = np.asarray(drop_copies(nnnorm.open_embeddings(past)).embeddings)
     means = np.sort(gallery @ unique.T, axis=1)[:, -k:].mean(axis=1)
@@ -176,7 +176,7 @@ def corrections(mix: Mix) -> dict[str, Floats]:
 
 
 def ranks(mix: Mix, correction: Floats) -> Ints:
-    """How many items come before the right one of each query."""
+    """Return the number of items above the right one of each query."""
     scores = mix.queries @ mix.gallery.T - correction
     own = scores[np.arange(len(scores)), mix.right]
     return np.asarray((scores > own[:, None]).sum(axis=1))
@@ -202,7 +202,7 @@ def measure_mix(data: Path, make: Callable[..., Mix]) -> dict[str, Any]:
 
 
 def measure_random(data: Path) -> list[dict[str, Any]]:
-    """Galleries of one kind with random labels: the change against no groups, in points."""
+    """Measure galleries of one kind with random labels: the change from no groups, in points."""
     gains: dict[tuple[str, str], list[float]] = {}
     for search in searches(data, 0):
         if len(search.gallery) > MOST_LABELLED or len(search.pool) > 6000:
@@ -222,7 +222,7 @@ def measure_random(data: Path) -> list[dict[str, Any]]:
 
 
 def measure_detection(data: Path) -> list[dict[str, Any]]:
-    """How far apart the two clusters of each gallery are."""
+    """Measure the separation of the two clusters of each gallery."""
     found = []
     galleries = [
         (title, "mixed", mix.gallery, mix.past)
@@ -262,7 +262,7 @@ def tables(results: dict[str, Any]) -> str:
     rows = []
     for record in results["mixes"]:
         if record["mix"].endswith("past queries") and record["mix"] not in SHOWN:
-            continue  # much like those that are shown
+            continue  # similar to the rows that are shown
         mean, low, high = record["gain_r10"]
         rows.append(
             [

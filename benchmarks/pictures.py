@@ -11,13 +11,13 @@ from typing import Any
 from nnnorm.files import write_whole
 
 DARK = "-dark"
-# The lightness of a dark page, of its brightest ink, and of colors on it.
+# The lightness of a dark page, of its brightest text, and of its colors.
 _PAGE, _INK = 0.14, 0.93
 _N_COLOURS = 128
 
 
 def save_both(figure: Any, path: Path, dpi: int = 100) -> None:
-    """Write a figure for white pages to `path`, and for dark ones next to it."""
+    """Save a figure for light pages at `path`, and one for dark pages next to it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _save(figure, path, dpi)
     darken(figure)
@@ -25,13 +25,13 @@ def save_both(figure: Any, path: Path, dpi: int = 100) -> None:
 
 
 def darken(figure: Any) -> None:
-    """Give all parts of a figure the colors of a dark page."""
+    """Change the colors of all parts of a figure for a dark page."""
     from matplotlib.collections import Collection
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
     from matplotlib.text import Text
 
-    figure.canvas.draw()  # ticks are made when they are drawn first
+    figure.canvas.draw()  # matplotlib creates ticks at the first drawing
     parts = {
         Line2D: ("color", "markerfacecolor", "markeredgecolor"),
         Patch: ("facecolor", "edgecolor"),
@@ -46,7 +46,7 @@ def darken(figure: Any) -> None:
 
 
 def _dark(colour: Any) -> Any:
-    """The same hue for a dark page: white becomes the page, black its ink, blue a lighter blue."""
+    """Return a color of the same hue for a dark page, with inverted lightness."""
     from matplotlib.colors import to_rgba_array
 
     if isinstance(colour, str) and colour in ("none", "auto"):
@@ -54,7 +54,7 @@ def _dark(colour: Any) -> Any:
     rows = to_rgba_array(colour)
     for row in rows:
         hue, light, strength = colorsys.rgb_to_hls(*row[:3])
-        if strength < 0.15 or light > 0.85:  # greys, and pale grounds of any hue
+        if strength < 0.15 or light > 0.85:  # grays, and pale backgrounds of any hue
             light, strength = _INK - (_INK - _PAGE) * light, 0.5 * strength
         else:
             light = 0.42 + 0.45 * light
@@ -63,7 +63,7 @@ def _dark(colour: Any) -> Any:
 
 
 def _save(figure: Any, path: Path, dpi: int) -> None:
-    """Write a PNG of few colors, a third of the size."""
+    """Save a PNG with few colors, which is a third of the size."""
     from PIL import Image
 
     drawn, small = io.BytesIO(), io.BytesIO()

@@ -1,4 +1,4 @@
-"""Clicks with the correction, under traffic that follows Zipf's law.
+"""Measures clicks with the correction, under traffic that follows Zipf's law.
 
 The galleries are Flickr8k's 1,000 test photos and the shapes. A log has 6,000 queries: captions 0
 to 3 of photos drawn by Zipf's law, with a little noise. Its first half is the past queries, and
@@ -27,7 +27,7 @@ WEIGHTS = (0.02, 0.05)
 
 
 def read_items(data: Path) -> dict[str, tuple[Floats, Floats]]:
-    """Five captions of every item, and the items."""
+    """Return five captions of every item, and the items."""
     flickr8k, shapes = Flickr8k(data / "flickr8k"), load_shapes()
     test = flickr8k.pairs.some(flickr8k.images("test"))
     return {
@@ -79,7 +79,7 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Mean gains over the seeds, and the weights that were chosen."""
+    """Return mean gains over the seeds, and the weights that were chosen."""
     parts, cells = [], results["cells"]
     for name, title in (("flickr8k", "Flickr8k"), ("shapes", "Shapes")):
         rows = []

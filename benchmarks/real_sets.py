@@ -1,9 +1,9 @@
-"""Reads the real embedding sets for the benchmarks: splits, tasks, and grids on subsets.
+"""Read the real embedding sets for the benchmarks: splits, tasks, and grids on subsets.
 
 Pass the folder of the embeddings with `--data`. Flickr8k has five captions per photo and a split
-into train, validation and test; Unsplash has one text per
-photo and no split. "Image retrieval" means that captions ask for photos, "text retrieval" that
-photos ask for captions. The other sets are queries, documents and the pairs that belong together.
+into train, validation and test. Unsplash has one text per photo and no split. "Image retrieval"
+means that captions ask for photos, and "text retrieval" that photos ask for captions. The other
+sets are queries, documents and the pairs that belong together.
 """
 
 import argparse
@@ -41,7 +41,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def what_is_missing(data: Path, *names: str) -> str | None:
-    """A sentence for people whose data folder lacks a set; None where all are there."""
+    """Return a message if the data folder lacks a set; None if it has all of them."""
     missing = [name for name in names if not (data / name).is_dir()]
     if not missing:
         return None
@@ -52,7 +52,7 @@ def what_is_missing(data: Path, *names: str) -> str | None:
 
 
 def rows_of(images: Ints, per_image: int) -> Ints:
-    """Rows of some images where image i has the rows ``per_image·i`` and following.
+    """Return the rows of some images if image i has the rows from ``per_image·i`` on.
 
     >>> rows_of(np.array([0, 2]), 5).tolist()
     [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
@@ -62,7 +62,7 @@ def rows_of(images: Ints, per_image: int) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Photos and their texts, the same number of texts for each photo, in order.
+    """Photos and their texts, in order, with the same number of texts per photo.
 
     Attributes
     ----------
@@ -75,15 +75,15 @@ class Pairs:
 
     @property
     def n_texts(self) -> int:
-        """Texts per photo."""
+        """Number of texts per photo."""
         return len(self.text) // len(self.image)
 
     def some(self, images: Ints) -> "Pairs":
-        """Some photos with their texts, numbered from 0."""
+        """Return some photos with their texts, numbered from 0."""
         return Pairs(self.image[images], self.text[rows_of(images, self.n_texts)])
 
     def task(self, direction: Direction) -> Task:
-        """Texts ask for photos ("image"), or photos for texts ("text")."""
+        """Return the task: texts ask for photos ("image"), or photos for texts ("text")."""
         photo_of_text = np.repeat(np.arange(len(self.image)), self.n_texts)
         if direction == "image":
             return Task(self.text, self.image, photo_of_text)
@@ -93,22 +93,22 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Flickr8k:
-    """8,091 photos, 40,455 captions, and 25,014 COCO captions through the same encoder."""
+    """8,091 photos, 40,455 captions, and 25,014 COCO captions by the same encoder."""
 
     folder: Path
 
     @cached_property
     def pairs(self) -> Pairs:
-        """All photos and captions."""
+        """Return all photos and captions."""
         return Pairs(_load(self.folder / "image.npy"), _load(self.folder / "caption.npy"))
 
     @cached_property
     def coco(self) -> Floats:
-        """Captions of another set of photos."""
+        """Return captions of other photos."""
         return _load(self.folder / "coco_caption.npy")
 
     def images(self, *splits: Literal["train", "val", "test"]) -> Ints:
-        """Numbers of the photos in some splits."""
+        """Return the numbers of the photos in some splits."""
         return np.concatenate([np.load(self.folder / f"{split}_images.npy") for split in splits])
 
 
@@ -118,7 +118,7 @@ def read_unsplash500(folder: Path) -> Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Queries, documents, and which belong together.
+    """Queries, documents, and their right pairs.
 
     Attributes
     ----------
@@ -156,10 +156,10 @@ def _load(path: Path) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class GridOnPool:
-    """Every cell of the paper's grid of NNN for a pool of photos, from one pass over the bank.
+    """Corrections of every cell of the paper's grid of NNN, from one pass over the bank.
 
-    An item's bias does not depend on what else is in the gallery, so any part of the pool can be
-    made a gallery afterwards.
+    An item's bias doesn't depend on other items, so any part of the pool of photos can be a gallery
+    later.
 
     Attributes
     ----------
@@ -177,7 +177,7 @@ class GridOnPool:
 
     @classmethod
     def scan(cls, pool: Pairs, direction: Direction, references: Floats) -> "GridOnPool":
-        """Scan the bank once."""
+        """Compute all means in one pass over the bank."""
         gallery = nnnorm.open_embeddings(pool.task(direction).gallery)
         bank = nnnorm.open_embeddings(references)
         ks = [k for k in PAPER_GRID["reference_k"] if k <= len(bank)]
@@ -186,12 +186,12 @@ class GridOnPool:
         return cls(pool, direction, settings, np.stack([s.correction() for s in settings]))
 
     def hits(self, images: Ints, more: Sequence[Floats] = ()) -> Floats:
-        """Whether each query of a gallery of these photos has a right item as top-1.
+        """Return whether the top-1 item is right, for each query of a gallery of these photos.
 
         Parameters
         ----------
         images : ndarray
-            Numbers within the pool; all their queries are asked.
+            Numbers of photos in the pool; all their queries are used.
         more : sequence of ndarray, shape (n_gallery,)
             Further corrections of this gallery.
 
@@ -208,7 +208,7 @@ class GridOnPool:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Describe the machine of a measurement."""
     return {
         "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "system": platform.system()},
         "versions": {
@@ -229,7 +229,7 @@ def _cpu_model() -> str:
 
 
 def to_json(results: dict[str, Any], *lists: str) -> str:
-    """JSON with one line per record of some lists: small, and a change shows as a changed line."""
+    """Return JSON with one line per record of some lists, so that diffs are small."""
     head = json.dumps({k: v for k, v in results.items() if k not in lists}, indent=1)[:-2]
     for name in lists:
         records = ",\n".join("  " + json.dumps(r, separators=(",", ":")) for r in results[name])
@@ -247,7 +247,7 @@ def run_benchmark(
     sets: Sequence[str] = ALL_SETS,
     draw: Callable[[dict[str, Any], Any], None] | None = None,
 ) -> int:
-    """The command line of a benchmark that draws its cases from seeds.
+    """Run the command line of a benchmark with random cases.
 
     Parameters
     ----------
@@ -259,11 +259,11 @@ def run_benchmark(
     tables : callable
         The Markdown of the stored results.
     seeds : sequence of int
-        By default.
+        The default seeds.
     sets : sequence of str
-        The folders it needs.
+        The folders that the benchmark needs.
     draw : callable, optional
-        Given the results and an empty figure, which is saved as `--plot`.
+        Given the results and an empty figure, draws the plot, which is saved as `--plot`.
 
     Returns
     -------
@@ -274,11 +274,9 @@ def run_benchmark(
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
     parser.add_argument("--output", type=Path, default=output, help="the JSON file of the results")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds), help="of the draws")
-    parser.add_argument(
-        "--tables", action="store_true", help="measure nothing: print the tables of --output"
-    )
+    parser.add_argument("--tables", action="store_true", help="only print the tables of --output")
     if draw is not None:
-        parser.add_argument("--plot", type=Path, help="with --tables: draw them as a .png")
+        parser.add_argument("--plot", type=Path, help="with --tables: save a plot as .png")
     arguments = parser.parse_args()
     if arguments.tables:
         if not arguments.output.is_file():
@@ -321,7 +319,7 @@ def _save_plot(
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, the first column to the left and the others to the right.
+    """Return a Markdown table; the first column is left-aligned, the others right-aligned.
 
     >>> print(table(("k", "gain"), [("8", "+1.20")]))
     | k | gain |
@@ -337,13 +335,13 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def residual(values: npt.ArrayLike, exact: npt.ArrayLike) -> float:
-    """The standard deviation of the error relative to that of the exact values."""
+    """Return the standard deviation of the error, relative to that of the exact values."""
     estimated, right = (np.asarray(each, dtype=np.float64) for each in (values, exact))
     return float((estimated - right).std() / right.std())
 
 
 def points(gain: float) -> str:
-    """A difference in points, with its sign.
+    """Format a difference in points, with its sign.
 
     >>> points(-0.254), points(0.001)
     ('−0.25', '0.00')

@@ -26,7 +26,7 @@ from cases import Floats, Ints
 import nnnorm
 
 N_ITEMS, N_NEIGHBORS, N_HALVINGS, N_GROUPS = 512, 10, 8, 16
-CUT = 8192  # the second edition sampled so many rows
+CUT = 8192  # the sample size of the second edition
 _OF_GALLERY: tuple[Any, ...] = (
     "mean",
     *((name, is_centered) for name in ("density", "score spread") for is_centered in (True, False)),
@@ -34,7 +34,7 @@ _OF_GALLERY: tuple[Any, ...] = (
 
 
 def unique_rows(rows: Floats, threshold: float, *, n_at_once: int = 1000) -> Ints:
-    """Row numbers whose cosine with every earlier one that is kept is at most the threshold.
+    """Return the rows whose cosine with all earlier ones that are kept is at most the threshold.
 
     >>> unique_rows(np.float32([[1, 0], [0.99, 0.14], [0, 1]]), 0.9).tolist()
     [0, 2]
@@ -57,7 +57,7 @@ def unique_rows(rows: Floats, threshold: float, *, n_at_once: int = 1000) -> Int
 
 @dataclass(frozen=True)
 class View:
-    """The past queries a rule looks at."""
+    """The past queries that a rule uses."""
 
     copies: float | None = 0.88
     is_centered: bool = True
@@ -65,7 +65,7 @@ class View:
 
 
 class Material:
-    """A gallery and past queries with unit rows, and what several rules need, computed once."""
+    """A gallery and past queries with unit rows, and their statistics, computed once."""
 
     def __init__(self, gallery: Floats, bank: Floats, known: "Material | None" = None) -> None:
         self.gallery, self.bank = gallery, bank
@@ -77,18 +77,18 @@ class Material:
             self._cache = {key: known._cache[key] for key in _OF_GALLERY if key in known._cache}
 
     def keep(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` returned when the key was first used."""
+        """Return the stored result of `make` for this key; compute it at the first use."""
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
 
     @property
     def mean(self) -> Floats:
-        """Of the gallery."""
+        """Return the mean of the gallery."""
         return self.keep("mean", lambda: self.gallery.mean(axis=0))
 
     def rows(self, view: View) -> Floats:
-        """The past queries that are used."""
+        """Return the past queries that the view uses."""
 
         def make() -> Floats:
             rows = self.bank
@@ -101,7 +101,7 @@ class Material:
         return self.keep((view.copies, cut), make)
 
     def scan(self, view: View) -> tuple[Floats, Floats, Ints]:
-        """Best scores of every item in order, all scores of the sample, each query's best item."""
+        """Return each item's best scores, the sample's scores, and each query's best item."""
 
         def make() -> tuple[Floats, Floats, Ints]:
             rows = self.rows(view)
@@ -127,7 +127,7 @@ class Material:
         return self.keep(("scan", replace(view, cut=cut)), make)
 
     def density(self, is_centered: bool) -> Floats:
-        """Mean score of the sampled items with their nearest other items."""
+        """Return the mean score of the sampled items with their nearest other items."""
 
         def make() -> Floats:
             items = self.gallery[self.sample] - (self.mean if is_centered else 0)
@@ -139,17 +139,17 @@ class Material:
         return self.keep(("density", is_centered), make)
 
     def score_spread(self, is_centered: bool) -> float:
-        """Standard deviation of the scores of the sampled items with all items."""
+        """Return the standard deviation of the scores of the sampled items with all items."""
         self.density(is_centered)
         return float(self._cache["score spread", is_centered])
 
     def reliability(self, view: View, k: int) -> float:
-        """Of m_k over the sampled items."""
+        """Return the reliability of m_k over the sampled items."""
         scores = self.scan(view)[1]
         return self.keep(("reliability", view, k), lambda: reliability(scores, k))
 
     def coverage(self, view: View, group: int | None) -> float:
-        """How evenly the top-1 items of a group (by default all) of past queries are spread."""
+        """Return how evenly the top-1 items of some past queries (by default all) are spread."""
         first = self.scan(view)[2]
         if group is None:
             return coverage(first, len(self.gallery))
@@ -159,31 +159,31 @@ class Material:
         return float(np.mean(groups))
 
     def spread(self, view: View, k: int) -> float:
-        """How much m_k varies over the sampled items, compared with the density."""
+        """Return how much m_k varies over the sampled items, compared with the density."""
         best, scores, _ = self.scan(view)
         of_density = self.density(view.is_centered).std() / self.score_spread(view.is_centered)
         of_means = best[self.sample, :k].mean(axis=1).std() / scores.std()
         return float(of_means / of_density) if of_density > 0 and of_means > 0 else 1.0
 
     def c(self, view: View, k: int) -> float:
-        """Correlation of m_k with the density."""
+        """Return the correlation of m_k with the density."""
         means = self.scan(view)[0][self.sample, :k].mean(axis=1)
         return correlation(means, self.density(view.is_centered))
 
 
 def coverage(first: Ints, n_items: int) -> float:
-    """exp(entropy) of the items, divided by the largest that it can be."""
+    """Return exp(entropy) of the items, divided by its maximum."""
     share = np.bincount(first) / len(first)
     share = share[share > 0]
     return float(np.exp(-(share * np.log(share)).sum()) / min(len(first), n_items))
 
 
 def reliability(scores: Floats, k: int) -> float:
-    """Split-half reliability of m_k over items, stepped up by Spearman and Brown's 2r/(1+r)."""
+    """Return the split-half reliability of m_k, with the Spearman–Brown formula 2r/(1+r)."""
     n_items, n = scores.shape
     if n < 2 or n_items < 3:
         return 0.0
-    # The k/2 best of a half are among the 2k + 64 best of all, nearly always.
+    # The k/2 best of a half are almost always among the 2k + 64 best of all.
     half_k, n_top = max(1, k // 2), min(n, 2 * k + 64)
     top = np.argpartition(scores, n - n_top, axis=1)[:, n - n_top :]
     best = np.take_along_axis(scores, top, axis=1)
@@ -201,7 +201,7 @@ def reliability(scores: Floats, k: int) -> float:
 
 
 def _mean(best: Floats, is_in: npt.NDArray[np.bool_], k: int) -> Floats:
-    """Mean of the first k values of each row that are in, or of all that are."""
+    """Return the mean of the first k selected values of each row, or of all if there are fewer."""
     is_in = is_in & (is_in.cumsum(axis=1) <= k)
     return np.where(is_in, best, 0).sum(axis=1) / np.maximum(1, is_in.sum(axis=1))
 
@@ -232,7 +232,7 @@ class Rule:
     group : int, optional
         Past queries per group for the coverage; None is all of them.
     spread : float, optional
-        Up to which alpha isn't reduced.
+        Alpha is reduced if the spread is larger.
     view : View
     """
 
@@ -250,7 +250,7 @@ class Rule:
     view: View = View()
 
     def choose(self, material: Material) -> dict[str, float]:
-        """n, k and alpha, and what they were made of."""
+        """Return n, k and alpha, and the measurements behind them."""
         n, n_items = len(material.rows(self.view)), len(material.gallery)
         k = min(max(n // self.share, self.smallest), self.largest)
         k = max(1, min(max(k, int(self.per_item * n / n_items)), int(self.most * n)))
@@ -269,7 +269,7 @@ class Rule:
         return chosen | {"alpha": float(alpha)}
 
     def __call__(self, material: Material) -> Floats:
-        """The bias of every item."""
+        """Return the bias of every item."""
         chosen = self.choose(material)
         best = material.scan(self.view)[0]
         return np.float32(chosen["alpha"]) * best[:, : int(chosen["k"])].mean(axis=1)
@@ -282,13 +282,13 @@ SECOND = Rule(
 )
 CSLS = Rule(1, 10, 10, 0, 1, 0.5, 0, 0, None, None, None, AS_GIVEN)
 THIRD = Rule()
-# As first proposed: without the spread, and with the coverage of all past queries.
+# The first proposal: without the spread, and with the coverage of all past queries.
 PROPOSAL = Rule(alpha=0.5, doubt=8, gate=(0.25, -0.4, -0.2), group=None, spread=None)
 
 
 def shipped(material: Material) -> Floats:
     """`nnnorm.NNN()` through its public API."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", nnnorm.NNNormWarning)  # many of these past queries are odd
+        warnings.simplefilter("ignore", nnnorm.NNNormWarning)  # many of these are unusual
         bias = nnnorm.NNN().fit(material.gallery, material.bank, normalize=False)
     return np.asarray(bias.correction)

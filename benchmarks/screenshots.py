@@ -17,8 +17,8 @@ IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 ADDRESS = "http://127.0.0.1:8765/"
 SIZE = {"width": 1280, "height": 980}
 # The part of the page that shows that a view is ready.
-VIEWS = {"search": "#after li", "hubs": "#detail .group", "map": "#selection h2"}
-# A lasso around the worst hub of the demo, in shares of the map's width and height.
+VIEWS = {"search": "#after li", "hubs": "tr.chosen .pill", "map": "#selection h2"}
+# A lasso around the worst hub of the demo, as shares of the map's width and height.
 LASSO = ((0.66, 0.7), (0.9, 0.66), (0.92, 0.9), (0.7, 0.95), (0.66, 0.7))
 
 
@@ -41,7 +41,7 @@ def main() -> int:
                 page.wait_for_timeout(1500)  # pictures and the map are drawn
                 path = IMAGES / f"explore-{view}{end}.png"
                 shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-                # Of the methods of Pillow, this one keeps rare hues and large areas alike.
+                # This method of Pillow keeps both rare hues and large areas.
                 small = shot.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=5, dither=0)
                 small.save(path, optimize=True)
                 print(f"{path}: {path.stat().st_size // 1000} kB")

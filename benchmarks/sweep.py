@@ -1,4 +1,4 @@
-"""Time of a whole grid, relative to one fit and one evaluation.
+"""Times a whole grid, relative to one fit and one evaluation.
 
 Synthetic clustered embeddings at the size of COCO (25,000 queries, 5,000 items, 113,000 references,
 22,600 gallery-side references, 512 dimensions; `--small` for a tenth of each). NNN's 110
@@ -35,7 +35,7 @@ RESULTS = Path(__file__).parent / "results" / "sweep.json"
 def make_rows(
     n_items: int, n_references: int, n_bank: int, dim: int, seed: int
 ) -> dict[str, Floats]:
-    """Items in 400 clusters; queries and references lean towards one direction, hubs do too."""
+    """Draw items in 400 clusters; queries, references and hubs share a direction."""
     rng = np.random.default_rng(seed)
     centres, lean = rng.normal(size=(400, dim)), 0.8 * rng.normal(size=(1, dim))
 
@@ -88,7 +88,7 @@ def jobs(problem: dict[str, Any]) -> dict[str, Callable[[], Any]]:
 
 
 def _flat(gallery: nnnorm.embeddings.Embeddings) -> Floats:
-    """Scores that cost nothing to fit, so that only the evaluation is timed."""
+    """Values that take no time to fit, so that only the evaluation is timed."""
     return np.zeros((len(gallery), 128), dtype=np.float32)
 
 
@@ -107,7 +107,7 @@ def measure(problem: dict[str, Any], n_runs: int) -> tuple[dict[str, list[float]
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The Markdown table of the stored results."""
+    """Return the table of the stored results as Markdown."""
     median = {name: statistics.median(times) for name, times in results["seconds"].items()}
     lines = [
         "| grid | settings | one fit + one evaluation, s | whole grid, s | ratio | naive loop, s |",
@@ -150,7 +150,7 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="a tenth of each size")
+    parser.add_argument("--small", action="store_true", help="use a tenth of each size")
     parser.add_argument("--runs", type=int, default=3)
     return run_command(parser, RESULTS, measure_all, tables)
 

@@ -1,12 +1,12 @@
-"""The paper's tables and figures, reproduced with nnnorm's public API.
+"""Reproduces the paper's tables and figures with nnnorm's public API.
 
-Not part of the wheel: run it from a checkout with `python -m reproduction`. See README.md.
+It isn't part of the wheel: run `python -m reproduction` in a clone of the repository (README.md).
 """
 
 import sys
 
 
-def say(text: str) -> None:
-    """Print progress, if the output is a terminal."""
+def show_progress(text: str) -> None:
+    """Print progress to stderr if it is a terminal."""
     if sys.stderr.isatty():
         print(f"{text} …", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The command: `python -m reproduction`, from a checkout of the repository."""
+"""The command `python -m reproduction`, for a clone of the repository."""
 
 import argparse
 import json
@@ -36,32 +36,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"Error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("Error: interrupted; the same command continues", file=sys.stderr)
+        print("Error: interrupted; run the same command again to continue", file=sys.stderr)
         return 1
     return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Create the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m reproduction",
-        description="List the paper's tables, or measure some and show them next to the paper's.",
+        description="List the paper's tables, or measure some and print them next to the paper's.",
     )
     add = parser.add_argument
-    add("--table", action="append", metavar="NAME", help="table to measure; repeatable")
-    add("--embeddings", type=Path, metavar="DIR", help="folder of lists and embeddings")
-    add("--models", type=Path, metavar="TOML", help="encode what is missing with these models")
-    add("--encoder", action="append", default=[], metavar="clip=MODEL", help="the same, for one")
-    add("--data", action="append", default=[], help="other data: shapes, flickr8k=FOLDER")
+    add("--table", action="append", metavar="NAME", help="table to measure; may be repeated")
+    add("--embeddings", type=Path, metavar="DIR", help="folder with lists and embeddings")
+    add("--models", type=Path, metavar="TOML", help="models to encode missing embeddings with")
+    add("--encoder", action="append", default=[], metavar="NAME=MODEL", help="one such model")
+    add("--data", action="append", default=[], help="measure on shapes or flickr8k=FOLDER instead")
     add("--visogender", type=Path, metavar="TSV", help="write VisoGender's lists to --embeddings")
-    add("--images", type=Path, metavar="FOLDER", help="pictures of --visogender")
-    add("--device", choices=DEVICES, default="cpu", help="for the runtime table's exact search")
+    add("--images", type=Path, metavar="FOLDER", help="pictures for --visogender")
+    add("--device", choices=DEVICES, default="cpu", help="device of exact runtimes")
     add("--encode-on", default="auto", metavar="DEVICE", help="device of the encoders")
     add("--seed", type=int, default=0)
     add("--normalize", action="store_true", default=None, help="divide rows by their norms")
     add("--json", action="store_true", help="print JSON instead of tables")
     add("--markdown", type=Path, metavar="FILE")
-    add("--latex", type=Path, metavar="FILE", help="tabulars to copy into a paper")
+    add("--latex", type=Path, metavar="FILE", help="write tabulars to copy into a paper")
     add("--plots", type=Path, metavar="FOLDER")
     add("--debug", action="store_true", help="stop at the first error, with its traceback")
     return parser
@@ -72,7 +72,7 @@ def run(given: argparse.Namespace) -> None:
     folder, report = None, Report()
     if given.visogender is not None:
         if given.embeddings is None:
-            raise NNNormError("--visogender needs --embeddings DIR, where its lists go")
+            raise NNNormError("--visogender needs --embeddings DIR, the folder for its lists")
         found = read_visogender(given.visogender, (given.images or Path()).resolve())
         for path in save_pairs(found, make_folder(given.embeddings)):
             print(path, file=sys.stderr)
@@ -89,11 +89,11 @@ def run(given: argparse.Namespace) -> None:
     for text in given.encoder:
         short, equals, source = text.partition("=")
         if not (short and equals and source):
-            raise NNNormError(f"--encoder takes clip=MODEL; got {text!r}")
+            raise NNNormError(f"--encoder must be NAME=MODEL, such as clip=FOLDER; got {text!r}")
         sources[short] = source
     if folder is None and (sources or not others):
-        also = ", or --data shapes" if not sources else ", where --models and --encoder write"
-        raise NNNormError(f"give --embeddings DIR with the models' embeddings{also}")
+        also = "" if sources else ", or --data shapes"
+        raise NNNormError(f"pass --embeddings DIR, the folder for the models' embeddings{also}")
     for path in (given.markdown, given.latex):
         if path is not None:
             check_writable(path)
@@ -112,18 +112,18 @@ def run(given: argparse.Namespace) -> None:
     report.check_measured()
     report.deliver(given)
     if kept is not None and kept.n_found:
-        print(f"{kept.n_found} figures were there; {kept.n_kept} were measured", file=sys.stderr)
+        print(f"{kept.n_found} results were stored; {kept.n_kept} were measured", file=sys.stderr)
     report.check_failures(kept is not None)
 
 
 class Report:
-    """Tables, results for JSON, figures and cells of one call."""
+    """Collects the tables, JSON results, figures and cells of one run."""
 
     def __init__(self) -> None:
         self.tables: list[Table] = []
         self.results: list[dict[str, Any]] = []
         self._figures: Figures = {}
-        self._cells: list[tuple[str, Cell]] = []  # with the names of their tables
+        self._cells: list[tuple[str, Cell]] = []  # with the name of the table
 
     def list_tables(self, folder: EmbeddingFolder | None) -> None:
         """List the paper's tables, and which of their inputs exist."""
@@ -137,7 +137,7 @@ class Report:
         tables: Sequence[PaperTable],
         folder: EmbeddingFolder | None,
     ) -> None:
-        """Measure tables with the paper's models, or on other data if there is no folder."""
+        """Measure tables with the paper's models, or on other data if `folder` is None."""
         other = folder is None
         for table in tables:
             found = {n: run_table(r, table, data=n if other else None) for n, r in runners.items()}
@@ -167,7 +167,7 @@ class Report:
             reason = _find_reason([cell for _, cell in self._cells])
             raise NNNormError(
                 f"nothing of table {self._cells[0][0]} can be measured: {reason}. "
-                "--models TOML or --encoder clip=MODEL encodes what is missing"
+                "To encode missing embeddings, pass --models TOML or --encoder NAME=MODEL"
             )
 
     def check_failures(self, are_kept: bool) -> None:
@@ -175,10 +175,10 @@ class Report:
         failed = [(name, cell) for name, cell in self._cells if cell.failed]
         if failed:
             name, first = failed[0]
-            kept = "are kept; the same command measures only these again" if are_kept else "stand"
+            kept = "are stored; run the same command again" if are_kept else "are complete"
             raise NNNormError(
                 f"{len(failed)} of {len(self._cells)} cells failed, the first in table {name}, "
-                f"{first.row}, {first.column}: {first.failed}. All other figures {kept}"
+                f"{first.row}, {first.column}: {first.failed}. All other results {kept}"
             )
 
     def deliver(self, given: argparse.Namespace) -> None:
@@ -202,7 +202,7 @@ class Report:
 
 
 def _find_reason(cells: Sequence[Cell]) -> str:
-    """Return why there is no figure: a failure, or missing inputs."""
+    """Return the reason for missing results: a failure, or missing inputs."""
     return next((cell.failed for cell in cells if cell.failed), None) or str(cells[0].missing)
 
 

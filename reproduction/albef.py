@@ -1,7 +1,7 @@
 """ALBEF's image and text towers (Li et al., NeurIPS 2021), from the authors' checkpoint.
 
 The image tower is a ViT, the text tower the BERT layers below the first one with cross-attention;
-both first tokens are projected. Captions are cleaned as in ALBEF's training, and have no [SEP].
+the first token of each is projected. Captions are cleaned as in ALBEF's training, without [SEP].
 """
 
 import re
@@ -19,13 +19,13 @@ from reproduction.checkpoints import CheckpointEncoder, State, attend, pad_rows
 
 _WORDS = "text_encoder.embeddings.word_embeddings.weight"
 _MAX_TOKENS = _MAX_WORDS = 30
-_N_TEXT_LAYERS = {768: 6}  # by width, as published
+_N_TEXT_LAYERS = {768: 6}  # by width, in the published models
 _VIT, _BERT = 1e-6, 1e-12  # ε of their norms
 _FUSION = r"text_encoder\.encoder\.layer\.(\d+)\.crossattention\."
 
 
 class Albef(CheckpointEncoder):
-    """ALBEF's encoder; BERT's ``vocab.txt`` is next to the checkpoint."""
+    """ALBEF's encoder; needs BERT's ``vocab.txt`` next to the checkpoint."""
 
     kind, vocabulary = "ALBEF", "vocab.txt"
     # Momentum copies, queues and the heads of other tasks.
@@ -36,9 +36,9 @@ class Albef(CheckpointEncoder):
     context = _MAX_TOKENS
 
     def __init__(self, path: Path, state: State, device: str) -> None:
-        # Pre-trained checkpoints have `bert.` in the names of the text tower.
+        # In pre-trained checkpoints, names of the text tower start with `bert.`.
         state = {re.sub(r"^text_encoder\.bert\.", "text_encoder.", k): v for k, v in state.items()}
-        # Fusion layers have no use here.
+        # Fusion layers are not needed.
         fused = {int(m[1]) for key in state if (m := re.match(_FUSION, key))}
         numbers = "|".join(map(str, fused)) or "none"
         self.unused = rf"{self.unused}|text_encoder\.encoder\.layer\.({numbers})\..*"
@@ -58,7 +58,7 @@ class Albef(CheckpointEncoder):
         return patch * isqrt(n_places - 1), texts
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of every text before cutting, with [CLS]."""
+        """Return the number of tokens of every text before truncation, with [CLS]."""
         return [len(row) for row in self._tokenize(texts, max_words=None)]
 
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
@@ -97,7 +97,7 @@ class Albef(CheckpointEncoder):
             return self._linear("text_proj", x[:, 0]).cpu().numpy()
 
     def _tokenize(self, texts: Sequence[str], max_words: int | None) -> list[list[int]]:
-        # A text of punctuation alone would be empty once cleaned: it stays as it is.
+        # A text that is only punctuation would become empty, so it isn't cleaned.
         cleaned = [clean_caption(text, max_words) or text for text in texts]
         first = self._pieces.token_to_id("[CLS]")
         encoded = self._pieces.encode_batch(cleaned, add_special_tokens=False)

@@ -1,8 +1,8 @@
 """BEiT-3's image and text branches for retrieval (Wang et al., CVPR 2023), from the checkpoint.
 
 BEiT-3 is one transformer with two sets of weights in every layer: A for images, B for texts. Each
-branch ends in a head without bias on its first token. Norms precede attention and MLP, and both
-have another one inside (sub-LN). No library has it, so it is here, under torchscale's names.
+branch ends with a linear head without bias on its first token. Norms precede attention and MLP, and
+each has another norm inside (sub-LN). Names of tensors are those of torchscale.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from torch.nn import functional
 from reproduction.checkpoints import CheckpointEncoder, attend, pad_rows
 
 _MAX_TOKENS = 64
-_SKIPPED = 2  # position tables begin with two unused rows, as in Fairseq
-# XLM-R's ids are those of the sentencepiece model plus one, after these special ids.
+_SKIPPED = 2  # position tables start with two unused rows, as in Fairseq
+# XLM-R's ids are those of the sentencepiece model plus 1, except for these special ids.
 _FIRST, _PAD, _LAST, _UNKNOWN, _SHIFT = 0, 1, 2, 3, 1
 _PLACES = "beit3.encoder.embed_positions"
 
 
 class Beit3(CheckpointEncoder):
-    """BEiT-3's encoder, base or large; ``beit3.spm`` is next to the checkpoint."""
+    """BEiT-3's encoder, base or large; needs ``beit3.spm`` next to the checkpoint."""
 
     kind, vocabulary = "BEiT-3", "beit3.spm"
     unused = r"logit_scale|beit3\.vision_embed\.mask_token"
@@ -45,7 +45,7 @@ class Beit3(CheckpointEncoder):
         return patch * isqrt(images - 1), words
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of every text before cutting, with special tokens."""
+        """Return the number of tokens of every text before truncation, with special tokens."""
         return [2 + len(ids) for ids in self._tokenize(texts)]
 
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:

@@ -1,9 +1,10 @@
 """Scores of BLIP's matching head (Li et al., ICML 2022), as its authors evaluate it.
 
-The contrastive similarity of every image and text is known after one pass over each. Only pairs on
-a shortlist are matched; their score is the logit of "match" plus the similarity, and all other
-pairs score −100. Captions shortlist the images most similar to them, and images the references, so
-NNN's mean over at most so many references is a mean over pairs that were matched.
+The contrastive similarity of all pairs needs one pass over the images and texts. The matching head
+scores only pairs on a shortlist: their score is the logit of "match" plus the similarity. All other
+pairs get −100. The shortlist of a caption has the images most similar to it, and that of an image
+the references most similar to it. So with k up to the length of the shortlist, NNN averages matched
+pairs only.
 
     OUT/test-scores.npy         (n_images, n_captions)
     OUT/reference-scores.npy    (n_images, n_references)
@@ -23,12 +24,12 @@ import torch
 from nnnorm import NNNormError, search
 from nnnorm.encoders import Encoder, open_image
 from nnnorm.files import make_folder
-from reproduction import say
+from reproduction import show_progress
 from reproduction.encode import fill_rows
 from reproduction.material import digest_items, find_missing, keep_about, open_rows
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-SHORTLIST = 256  # as BLIP's authors use for COCO
+SHORTLIST = 256  # the number that BLIP's authors use for COCO
 UNMATCHED = -100.0
 
 
@@ -41,7 +42,7 @@ def match_to_files(
     *,
     shortlist: int = SHORTLIST,
 ) -> list[Path]:
-    """Match images with captions and references; finished work of the same inputs is kept."""
+    """Match images with captions and references; results of the same inputs are reused."""
     matcher = Matcher(encoder)
     inputs = {"images": images, "captions": captions, "references": references}
     sides = {name: "images" if name == "images" else "texts" for name in inputs}
@@ -65,8 +66,8 @@ def match_to_files(
     ]
     left = np.union1d(*(find_missing(matrix, np.arange(len(images))) for matrix in matrices))
     for number, image in enumerate(left, 1):
-        say(f"Matching image {number:,} of {len(left):,}")
-        patches = matcher.see(images[image])
+        show_progress(f"Matching image {number:,} of {len(left):,}")
+        patches = matcher.encode_image(images[image])
         own, places = np.nonzero(asked.indices == image)
         near = np.argsort(known.indices[image], kind="stable")
         pairs = (
@@ -75,7 +76,7 @@ def match_to_files(
         )
         for matrix, texts, (chosen, similar) in zip(matrices, listed, pairs, strict=True):
             scores = np.full(len(texts), UNMATCHED, np.float32)
-            scores[chosen] = matcher.read(patches, [texts[text] for text in chosen]) + similar
+            scores[chosen] = matcher.score(patches, [texts[text] for text in chosen]) + similar
             matrix[image] = scores
     for matrix, file in zip(matrices, files, strict=True):
         matrix.flush()  # type: ignore[attr-defined]
@@ -95,20 +96,20 @@ class Matcher:
             )
         self._encoder, self._model, self._batch_size = encoder, encoder.model, batch_size
         text = self._model.config.text_config
-        # The tokenizers of the published models don't know [ENC]; it follows [DEC].
+        # The tokenizers of the published models lack [ENC]; its id is the one after [DEC].
         if text.bos_token_id != text.vocab_size - 2:
-            raise NNNormError(f"{encoder.name} has no token [ENC], with which BLIP matches texts")
+            raise NNNormError(f"{encoder.name} has no token [ENC], which the matching head needs")
         self._first = text.vocab_size - 1
 
-    def see(self, image: Any) -> torch.Tensor:
+    def encode_image(self, image: Any) -> torch.Tensor:
         """Return the patches of one image."""
         with torch.inference_mode():
             pixels = self._encoder.stack([self._encoder.prepare_image(open_image(image))])
             patches: torch.Tensor = self._model.vision_model(**pixels).last_hidden_state
         return patches
 
-    def read(self, patches: torch.Tensor, texts: Sequence[str]) -> FloatArray:
-        """Return the logit of each text with an image."""
+    def score(self, patches: torch.Tensor, texts: Sequence[str]) -> FloatArray:
+        """Return the logit of "match" of each text with an image."""
         found = [np.empty(0, dtype=np.float32)]
         for start in range(0, len(texts), self._batch_size):
             tokens = self._encoder.tokenize(texts[start : start + self._batch_size])

@@ -1,7 +1,7 @@
-"""Original checkpoints, read as tensors only, and forward passes on them.
+"""Original checkpoints, read as tensors only, and the base of their encoders.
 
-A subclass of `CheckpointEncoder` is the forward pass of a model. Loading it embeds one image and
-one text, to detect tensors that are missing, unused or of other shapes.
+A subclass of `CheckpointEncoder` defines the forward pass of a model. Loading it embeds one image
+and one text, to detect tensors that are missing, unused or of another shape.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from nnnorm import NNNormError
 from nnnorm.encoders import Encoder
 
 State: TypeAlias = dict[str, Tensor]
-_HEAD = 64  # the width of a head, in all models here
-_PUBLISHED = {768: 12, 1024: 24}  # width to number of layers, so that a lost layer is noticed
+_HEAD = 64  # the width of an attention head in all these models
+_PUBLISHED = {768: 12, 1024: 24}  # width to number of layers, to detect missing layers
 
 
 class CheckpointEncoder(Encoder):
@@ -33,14 +33,14 @@ class CheckpointEncoder(Encoder):
     modalities = ("images", "texts")
     kind: str
     vocabulary: str  # the file next to the checkpoint
-    unused: str  # pattern of tensors of other tasks
+    unused: str  # pattern of the names of tensors for other tasks
     mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)  # CLIP's
     std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
 
     def __init__(self, path: Path, state: State, device: str) -> None:
         vocabulary = path.with_name(self.vocabulary)
         if not vocabulary.is_file():
-            raise NNNormError(f"{vocabulary} is not there; put it next to {path.name}")
+            raise NNNormError(f"there is no {vocabulary}; put this file next to {path.name}")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.name, self._device, self._used = str(path), device, set[str]()
@@ -52,14 +52,14 @@ class CheckpointEncoder(Encoder):
             self.embed_images([self.prepare_image(Image.new("RGB", (1, 1)))])
         except (NNNormError, MemoryError):
             raise
-        except Exception as error:  # torch and the tokenizers raise many kinds
+        except Exception as error:  # torch and the tokenizers raise many types
             reason = f"it has no {error}" if isinstance(error, KeyError) else error
             words = f"{path} with {vocabulary.name} can't be loaded as {self.kind}: {reason}"
             raise NNNormError(words) from error
         if unknown := sorted(set(self._state) - self._used):
             raise NNNormError(
                 f"checkpoint {path} has {len(unknown)} tensors that {self.kind} does not use, such "
-                f"as {unknown[0]}; is it of another kind or task?"
+                f"as {unknown[0]}; is it for another model or task?"
             )
         self.about = {
             "encoder": self.kind,
@@ -75,14 +75,14 @@ class CheckpointEncoder(Encoder):
         }
 
     def _measure(self, vocabulary: Path) -> tuple[int, str]:
-        """Read the sizes and the vocabulary; return the size of images, and how texts are read."""
+        """Read sizes and vocabulary; return the size of images, and a description of tokens."""
         raise NotImplementedError
 
     def _check_words(self, n_ids: int, n_rows: int, *, has_spare_rows: bool) -> None:
         if n_ids > n_rows or (n_ids < n_rows and not has_spare_rows):
             raise NNNormError(
-                f"{self.vocabulary} has {n_ids} words, and the checkpoint {self.name} {n_rows}; it "
-                "belongs to another model"
+                f"{self.vocabulary} has {n_ids} words, but checkpoint {self.name} has {n_rows}; "
+                "use the vocabulary of the same model"
             )
 
     def prepare_image(self, image: Any) -> Any:
@@ -92,7 +92,7 @@ class CheckpointEncoder(Encoder):
         mean, std = (np.array(side, dtype=np.float32) for side in (self.mean, self.std))
         return np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1))
 
-    # --- what forward passes are made of ---
+    # --- parts of forward passes ---
 
     def _get(self, name: str) -> Tensor:
         self._used.add(name)
@@ -106,7 +106,7 @@ class CheckpointEncoder(Encoder):
         return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
     def _cut(self, name: str, first: str, images: list[Any]) -> Tensor:
-        """Return the patches of images after their first token."""
+        """Return the first token of images, followed by their patches."""
         kernel, bias = self._get(f"{name}.weight"), self._get(f"{name}.bias")
         pixels = torch.from_numpy(np.stack(images)).to(self._device)
         patches = functional.conv2d(pixels, kernel, bias, kernel.shape[2:]).flatten(2).mT
@@ -118,43 +118,42 @@ class CheckpointEncoder(Encoder):
 
 
 def attend(sides: Iterable[Tensor], mask: Tensor | None = None) -> Tensor:
-    """Return multi-head attention of query, key and value, before the output's projection."""
+    """Return multi-head attention of query, key and value, before the output projection."""
     query, key, value = (x.reshape(*x.shape[:2], -1, _HEAD).transpose(1, 2) for x in sides)
     mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     return mixed.transpose(1, 2).flatten(2)
 
 
 def pad_rows(rows: list[list[int]], pad: int, device: str) -> tuple[Tensor, Tensor]:
-    """Pad token ids to one length; also return the mask of those that are not padding."""
+    """Pad token ids to one length; also return a mask that is False for padding."""
     ragged = [torch.tensor(row) for row in rows]
     ids = pad_sequence(ragged, batch_first=True, padding_value=pad).to(device)
     return ids, (ids != pad)[:, None, None, :]
 
 
 def read_checkpoint(path: Path) -> State:
-    """Read a state dict as tensors only: no code in the file is run."""
+    """Read a state dict as tensors only, so that no code in the file runs."""
     try:
         if path.suffix == ".safetensors":
             found: Any = load_file(path)
         else:
-            # The arguments of a training run are a Namespace of plain values.
+            # Checkpoints contain training arguments as a Namespace of plain values.
             with torch.serialization.safe_globals([argparse.Namespace]):
                 found = torch.load(path, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
-    except Exception as error:  # pickle, zipfile, torch and safetensors have kinds of their own
-        # Not quoted, because torch's message recommends to load files in a way that runs their
-        # code.
+    except Exception as error:  # pickle, zipfile, torch and safetensors raise many types
+        # torch's message isn't quoted, because it recommends a way that runs code in the file.
         raise NNNormError(
             f"checkpoint {path} can't be read as tensors; is it truncated, or another kind of "
-            "file? One that holds other objects is never unpickled: save its state dict alone"
+            "file? If it contains other objects, save only its state dict"
         ) from error
     for place in ("model", "module", "state_dict"):
         if isinstance(found, Mapping) and isinstance(found.get(place), Mapping):
             found = found[place]
             break
     if not isinstance(found, Mapping) or not all(torch.is_tensor(t) for t in found.values()):
-        raise NNNormError(f"checkpoint {path} holds no state dict (names with tensors)")
+        raise NNNormError(f"checkpoint {path} has no state dict; expected names with tensors")
     return dict(found)
 
 

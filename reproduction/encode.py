@@ -1,6 +1,6 @@
-"""Encode only the rows that tables need, and keep finished rows.
+"""Encode only the rows that tables need, and store finished rows.
 
-    DIR/clip/coco/images.npy     a row per image of the data set, float32, unit norm; NaN if missing
+    DIR/clip/coco/images.npy     a row per image of the data set, float32, norm 1; NaN if missing
     DIR/clip/coco/images.json    model, preprocessing, digest of the list
 
 Every name and path is checked before the first model is loaded.
@@ -19,25 +19,25 @@ import numpy.typing as npt
 from nnnorm import NNNormError
 from nnnorm.encoders import Encoder, load_encoder
 from nnnorm.files import make_folder
-from reproduction import say
+from reproduction import show_progress
 from reproduction.material import EmbeddingFolder, digest_items, find_missing, keep_about, open_rows
 from reproduction.paper import SIDES, PaperTable, load_paper
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Needed: TypeAlias = dict[tuple[str, str, str], IntArray]  # model, data set and side to its rows
-_ROWS = 512  # between two saves
+_ROWS = 512  # saved at a time
 _CHECKPOINTS = (".pth", ".pt", ".safetensors")
 
 
 def read_sources(path: Path) -> dict[str, str]:
-    """Read a TOML file that names the source of each model; paths are relative to the file."""
+    """Read a TOML file with the source of each model; paths are relative to the file."""
     try:
         sources = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise NNNormError(f"{path} can't be read as TOML ({error})") from error
     for name, source in sources.items():
         if not isinstance(source, str):
-            raise NNNormError(f'{path}: expected {name} = "…", a file, a folder or a hub name')
+            raise NNNormError(f"{path}: {name} must be text: a file, a folder or a hub name")
         local = path.parent / source
         sources[name] = str(local) if is_path(source) or local.exists() else source
     return sources
@@ -51,7 +51,7 @@ def is_path(source: str) -> bool:
 
 
 def find_needed(folder: EmbeddingFolder, tables: Sequence[PaperTable], shorts: set[str]) -> Needed:
-    """Find the rows that some tables need of some models and that are not encoded yet."""
+    """Find the rows that the tables need and that are not encoded yet, for these models."""
     models = {short: model for model, short in load_paper().models.items()}
     if unknown := sorted(shorts - set(models)):
         raise NNNormError(
@@ -80,7 +80,7 @@ def find_needed(folder: EmbeddingFolder, tables: Sequence[PaperTable], shorts: s
         rows, path = np.unique(np.concatenate(parts)), folder.find(*place)
         if path is None:
             left[place] = rows
-        elif path.with_suffix(".json").exists():  # others were made elsewhere, and are whole
+        elif path.with_suffix(".json").exists():  # other files come from elsewhere and are complete
             left[place] = find_missing(np.load(path, mmap_mode="r"), rows)
     return {place: rows for place, rows in left.items() if len(rows)}
 
@@ -93,7 +93,7 @@ def check_sources(folder: EmbeddingFolder, needed: Needed, sources: Mapping[str,
             images = folder.items(dataset, side)
             absent = [images[row] for row in rows if not Path(images[row]).is_file()]
             if absent:
-                problems.append(f"{len(absent):,} pictures are not there, such as {absent[0]}")
+                problems.append(f"{len(absent):,} pictures are missing, such as {absent[0]}")
         elif side == "scores":
             folder.pairs(dataset)
     shorts = load_paper().models
@@ -111,9 +111,9 @@ def _check_source(short: str, source: str) -> list[str]:
 
         try:
             AutoConfig.from_pretrained(source, trust_remote_code=False)
-        except Exception as error:  # the hub's library raises many kinds
+        except Exception as error:  # the hub's library raises many types
             words = str(error).partition("\n")[0]
-            return [f"{short}: {source} is neither a file nor on the hub ({words})"]
+            return [f"{short}: {source} is neither a file nor on the Hugging Face hub ({words})"]
         return []
     vocabulary = path.with_name("beit3.spm" if short.startswith("beit") else "vocab.txt")
     needed = [path, vocabulary] if path.suffix in _CHECKPOINTS else [path]
@@ -121,7 +121,7 @@ def _check_source(short: str, source: str) -> list[str]:
 
 
 def load_model(source: str, *, device: str) -> Encoder:
-    """Load a model: a checkpoint of its authors, or whatever `load_encoder` loads."""
+    """Load a model: a checkpoint of its authors, or any model that `load_encoder` accepts."""
     path = Path(source)
     if path.suffix not in _CHECKPOINTS:
         return load_encoder(source, device=device)
@@ -134,31 +134,31 @@ def load_model(source: str, *, device: str) -> Encoder:
         return Beit3(path, state, device)
     if "text_encoder.encoder.layer.0.crossattention.self.query.weight" in state:
         raise NNNormError(
-            f"checkpoint {path} is BLIP's; name Salesforce/blip-itm-base-coco or "
+            f"checkpoint {path} is BLIP's; use Salesforce/blip-itm-base-coco or "
             "Salesforce/blip-itm-base-flickr instead, which have the same weights"
         )
     if any(key.startswith("visual_encoder.") for key in state):
         return Albef(path, state, device)
     raise NNNormError(
         f"checkpoint {path} is neither ALBEF's (visual_encoder.…) nor BEiT-3's "
-        f"(beit3.…); its tensors begin with {next(iter(state), 'nothing')}"
+        f"(beit3.…); its first tensor is {next(iter(state), 'missing')}"
     )
 
 
 def encode_needed(
     folder: EmbeddingFolder, needed: Needed, sources: Mapping[str, str], *, device: str = "auto"
 ) -> None:
-    """Encode rows, model by model; a model without embeddings matches pairs instead."""
+    """Encode rows with each model; a model without embeddings scores pairs instead."""
     for model, group in groupby(sorted(needed), key=itemgetter(0)):
         source = sources[load_paper().models[model]]
-        say(f"Loading {source}")
+        show_progress(f"Loading {source}")
         encoder = load_model(source, device=device)
         for _, dataset, side in group:
             place = folder.path(model, dataset)
             if side == "scores":
                 from reproduction.blip import match_to_files
 
-                # Of each test image one caption is matched, and all captions of the bank.
+                # Matched are one caption of each test image, and all captions of the bank.
                 test, bank = (folder.part(dataset, part) for part in ("test", "references"))
                 _, first = np.unique(test.image_of, return_index=True)
                 images, texts = (folder.items(dataset, one) for one in SIDES)
@@ -166,7 +166,7 @@ def encode_needed(
                 past = [texts[row] for row in bank.captions]
                 match_to_files(encoder, [images[row] for row in test.images], chosen, past, place)
             else:
-                say(f"Encoding {side} of {dataset} with {model}")
+                show_progress(f"Encoding {side} of {dataset} with {model}")
                 rows = needed[model, dataset, side]
                 fill_rows(encoder, side, folder.items(dataset, side), rows, place)
 
@@ -174,7 +174,7 @@ def encode_needed(
 def fill_rows(
     encoder: Encoder, side: str, items: Sequence[str], rows: IntArray, folder: Path
 ) -> npt.NDArray[np.float32]:
-    """Encode some rows into a file with a row per item; those that are done are kept."""
+    """Encode some rows into a file with a row per item; rows that are there are kept."""
     make_folder(folder)
     about = {"n_rows": len(items), "items_sha256": digest_items(side, items)}
     keep_about(folder / f"{side}.json", {**encoder.about, **about})
@@ -183,6 +183,6 @@ def fill_rows(
     missing = find_missing(matrix, rows)
     for start in range(0, len(missing), _ROWS):
         some = missing[start : start + _ROWS]
-        say(f"{start:,} of {len(missing):,} rows")
+        show_progress(f"{start:,} of {len(missing):,} rows")
         matrix[some] = encode([items[row] for row in some])
     return matrix

@@ -1,7 +1,7 @@
-"""The paper's figures: histograms of N_1, bias by occupation, and hits of queries.
+"""The paper's figures: histograms of top-1 counts, bias by occupation, and hits of queries.
 
-Figure 2 shows a surfer, a hub that is top-1 for other queries, and figure 3 a query for an
-occupation. This module finds such queries: those with a wrong hub before and the right item after,
+Figure 2 shows a hub that is top-1 for unrelated queries, and figure 3 a query for an occupation.
+This module finds such queries: those whose top-1 is a wrong hub before and the right item after,
 and those with the most uneven groups before.
 """
 
@@ -51,7 +51,7 @@ def find_figures(
 
 
 def draw_histogram(runner: Runner, there: Experiment, folder: EmbeddingFolder | None) -> Any:
-    """Draw the counts before and after, and those of the fine-tuned model if it is there."""
+    """Draw the counts before and after, and those of the fine-tuned model if available."""
     before, after = (runner.occurrences(replace(there, method=how)) for how in ("none", "nnn"))
     third, labels = None, ["uncorrected", "NNN"]
     model = find_fine_tuned(there.model, there.dataset)
@@ -69,19 +69,19 @@ def draw_rescued(runner: Runner, experiment: Experiment) -> Any:
     shown, right = runner.show(experiment)
     counts = count_occurrences(before.indices[:, :1], len(shown.items))
     hubs = frozenset(map(int, find_hubs(counts)))
-    first: dict[int, int] = {}  # one query per hub, so that several are shown
+    first: dict[int, int] = {}  # one query per hub, to show several hubs
     for query in find_rescued(before.indices, after.indices, right, list(hubs)):
         first.setdefault(int(before.indices[query, 0]), int(query))
     found = [
         plots.Hits(
-            f"{shown.queries[query]} - the hub is first {counts[hub]} times",
+            f"{shown.queries[query]} - the hub is top-1 for {counts[hub]} queries",
             before.indices[query].tolist(),
             after.indices[query].tolist(),
             frozenset(map(int, right.items[right.starts[query] : right.starts[query + 1]])),
         )
         for hub, query in list(first.items())[:_QUERIES]
     ]
-    found = found or [plots.Hits("no query was answered by a hub and is right now", [])]
+    found = found or [plots.Hits("no query whose top-1 was a hub is right now", [])]
 
     def color(hits: plots.Hits, item: int) -> str | None:
         return plots.GREEN if item in hits.right else plots.ORANGE if item in hubs else None

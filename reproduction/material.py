@@ -5,18 +5,19 @@
     DIR/clip/coco/images.json                         what was encoded here; rows of NaN are missing
     DIR/blip-itm/coco/test-scores.npy                 scores of a model that has no embeddings
 
-Test is the test split with five captions per image. As many images of train are held out for
-tuning. References are a share of train, drawn from the rest: their captions are the bank for image
-retrieval, the images that for text retrieval. Smaller shares are subsets of larger ones.
+The test part is the test split with five captions per image. The same number of train images is
+held out for tuning. References are a share of the other train images: their captions are the bank
+for image retrieval, the images themselves that for text retrieval. Smaller shares are subsets of
+larger ones.
 
 VisoGender's single-person table (OO) has a row per picture: 23 occupations, each with five people
-perceived as masculine by annotators and five as feminine, and an object. Pictures are given by URL;
-downloaded ones are found by number, such as ``OO_1.jpg``. The query for an occupation is "The
-{occupation} and their {object}", the caption of each of its pictures; genders are the splits. All
-pictures together are the gallery.
+perceived as masculine by annotators and five as feminine, and an object. The table has URLs;
+downloaded pictures are named by number, such as ``OO_1.jpg``. The query for an occupation is "The
+{occupation} and their {object}", which is also the caption of each of its pictures. Genders are the
+splits. The gallery is all pictures.
 
-Missing files raise `NotThere`, so a missing model leaves out its own cells only. Messages name
-places inside the folder, never the folder itself: they go into captions.
+If files are missing, functions raise `MissingData`, so that only the cells of that model are left
+out. Messages contain paths relative to the folder, because they are printed in the tables' notes.
 """
 
 import hashlib
@@ -40,24 +41,24 @@ from nnnorm.files import make_mapped, write_whole
 from nnnorm.tables import read_columns
 from reproduction.paper import Direction, load_paper
 
-SHARE = 0.2  # of train, unless the paper has another
+SHARE = 0.2  # of train, unless the paper uses another share
 GENDERS = ("masculine", "feminine")
-_CAPTIONS = 5  # of a test or tuning image; references keep all of theirs
-_FOLDERS = {"images": "img_emb", "texts": "text_emb"}  # of `nnnorm encode`
+_CAPTIONS = 5  # per test or tuning image; references have all their captions
+_FOLDERS = {"images": "img_emb", "texts": "text_emb"}  # names that `nnnorm encode` uses
 _SCORES = ("test-scores.npy", "reference-scores.npy")
 _OCCUPATION = re.compile("The (.*) and their .*")
 _COLUMNS = ("IDX", "Occupation", "Object", "Occupation_perceived_gender")
 
 
-class NotThere(NNNormError):
-    """The data of an experiment is missing."""
+class MissingData(NNNormError):
+    """Raised if data of an experiment is missing."""
 
 
 # --- splits ---------------------------------------------------------------------------------------
 
 
 class Part(NamedTuple):
-    """Numbers of some images and captions, and the position of each caption's image among them."""
+    """Numbers of images and captions, and for each caption the position of its image."""
 
     images: IntArray
     captions: IntArray
@@ -73,15 +74,15 @@ class Splits(NamedTuple):
 
 
 def split_pairs(pairs: Pairs, *, share: float = SHARE, seed: int = 0) -> Splits:
-    """Split a data set with the splits train and test as the paper does."""
+    """Split a data set that has the splits train and test, as in the paper."""
     tested, trained = pairs.split("test"), pairs.split("train")
     order = np.random.default_rng(seed).permutation(trained)
     held, rest = order[: len(tested)], order[len(tested) :]
     n_references = min(max(1, round(share * len(trained))), len(rest))
     if len(held) < len(tested) or n_references == 0:
         raise NNNormError(
-            f"{pairs.name} has {len(trained):,} train images, too few to hold out as many for "
-            f"tuning as the {len(tested):,} of test and have references left"
+            f"{pairs.name} must have more train than test images, for tuning and references; got "
+            f"{len(trained):,} and {len(tested):,}"
         )
     return Splits(
         _make_part(pairs, tested, _CAPTIONS),
@@ -97,8 +98,8 @@ def _make_part(pairs: Pairs, images: IntArray, at_most: int | None) -> Part:
     image_of = place[pairs.image_of[captions]]
     if at_most is not None and len(silent := np.setdiff1d(np.arange(len(images)), image_of)):
         raise NNNormError(
-            f"{pairs.name}: {len(silent)} test or tuning images have no caption, the first is "
-            f"{pairs.images[images[silent[0]]]}; leave them out first"
+            f"{pairs.name}: {len(silent)} test or tuning images have no caption, such as "
+            f"{pairs.images[images[silent[0]]]}; remove them from the list"
         )
     return Part(images, captions, image_of)
 
@@ -107,12 +108,12 @@ def _make_part(pairs: Pairs, images: IntArray, at_most: int | None) -> Part:
 
 
 def read_visogender(path: Path, images: Path) -> Pairs:
-    """Read the table; pictures are looked for in `images` by their number."""
+    """Read the table; the pictures are files in `images`, named by number."""
     columns = read_columns(path, _COLUMNS)
     tidy = {n: [" ".join(c.replace("_", " ").split()) for c in columns[n]] for n in _COLUMNS[1:]}
     numbers, (occupations, objects, genders) = columns["IDX"], tidy.values()
     if twice := [number for number, times in Counter(numbers).items() if times > 1]:
-        raise NNNormError(f"{path}: IDX must be unique, but {twice[0]} is there twice")
+        raise NNNormError(f"{path}: IDX must be unique, but {twice[0]} occurs twice")
     splits: dict[str, Any] = {gender: [] for gender in GENDERS}
     things: dict[str, Counter[str]] = {one: Counter() for one in occupations}
     for row, gender in enumerate(genders):
@@ -123,18 +124,18 @@ def read_visogender(path: Path, images: Path) -> Pairs:
             )
         splits[gender.lower()].append(row)
         things[occupations[row]][objects[row]] += 1
-    # The most frequent object is asked for if there are several.
+    # If an occupation has several objects, its query has the most frequent one.
     captions = [f"The {one} and their {things[one].most_common(1)[0][0]}" for one in occupations]
     there = {file.stem: str(file) for file in sorted(images.iterdir())} if images.is_dir() else {}
     found = [there.get(number, str(images / f"{number}.jpg")) for number in numbers]
     return Pairs("visogender", tuple(found), tuple(captions), np.arange(len(found)), splits)
 
 
-# --- embeddings in their roles --------------------------------------------------------------------
+# --- inputs of experiments ------------------------------------------------------------------------
 
 
 class Shown(NamedTuple):
-    """Queries and items as people see them; `picture` returns that of an item, if there are any."""
+    """Queries and items in readable form; `picture` returns the picture of an item, if any."""
 
     queries: Sequence[str]
     items: Sequence[str]
@@ -142,7 +143,7 @@ class Shown(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """A gallery in groups, with labels, and a query for each label (`asked`)."""
+    """A gallery in groups, with a label per item, and one query for each label (`asked`)."""
 
     queries: Any
     gallery: Any
@@ -154,17 +155,17 @@ class Groups(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Scores of a model without embeddings, items in rows; the right item of query i is item i."""
+    """Scores of a model without embeddings, with items in rows; query i asks for item i."""
 
     test: npt.NDArray[Any]
     references: npt.NDArray[Any]
 
 
 class Material:
-    """Embeddings of one data set by one model, in the roles of the paper's protocol.
+    """The inputs of experiments with one model and one data set, by the paper's protocol.
 
-    A subclass has `part`, and what its experiments read of ``references(bank, side, share)`` of a
-    training part, ``show(direction)`` for figures, ``groups()`` for the audit and ``scores()`` of
+    A subclass defines `part`, and the methods that its experiments use: ``references(bank, side,
+    share)``, ``show(direction)`` for figures, ``groups()`` for the audit, and ``scores()`` for
     models with cross-attention.
     """
 
@@ -181,7 +182,7 @@ class Material:
 
 
 def open_rows(path: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
-    """Open a matrix on disk that is filled by rows, of NaN at first."""
+    """Open a matrix on disk to fill row by row; new ones contain NaN."""
     if not path.exists():
         new = path.with_suffix(".new")
         matrix = make_mapped(new, np.float32, shape)
@@ -192,12 +193,12 @@ def open_rows(path: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
 
 
 def find_missing(matrix: npt.NDArray[np.float32], rows: IntArray) -> IntArray:
-    """Find the rows that were not written, or not to their end."""
+    """Find the rows that weren't written completely."""
     return rows[np.isnan(matrix.sum(axis=1))[rows]]
 
 
 def keep_about(path: Path, about: Mapping[str, Any]) -> None:
-    """Write how files were made; raise an error if they were made differently."""
+    """Write the settings of files; if other settings are stored, raise an error."""
     text = json.dumps(about, indent=1, ensure_ascii=False)
     if not path.exists():
         write_whole(path, lambda file: file.write(text.encode()))
@@ -211,17 +212,17 @@ def digest_items(side: str, items: Sequence[str]) -> str:
 
 
 class EmbeddingFolder:
-    """The folder given by `--embeddings`; `seed` is that of the protocol."""
+    """The folder of `--embeddings`; `seed` is the seed of the splits."""
 
     def __init__(self, root: Path, *, normalize: bool | None = None, seed: int = 0) -> None:
         if not root.is_dir():
-            raise NNNormError(f"{root} is not a folder; expected one with embeddings of the models")
+            raise NNNormError(f"{root} is not a folder; pass the folder of the models' embeddings")
         self.root, self._normalize, self._seed = root, normalize, seed
         self.pairs, self.part = cache(self._pairs), cache(self._part)
         self._whole = lru_cache(maxsize=4)(self._open_whole)
 
     def open(self, model: str, dataset: str) -> "Encoded":
-        """Return the material of a model and a data set, which may be missing."""
+        """Return the inputs for a model and a data set; some may be missing."""
         return Encoded(self, model, dataset)
 
     def path(self, model: str, dataset: str) -> Path:
@@ -229,7 +230,7 @@ class EmbeddingFolder:
         return self.root / load_paper().models.get(model, model) / dataset
 
     def find(self, model: str, dataset: str, side: str) -> Path | None:
-        """Return where images, texts or scores of a model and data set are, if they are."""
+        """Return the path of images, texts or scores of a model and data set; None if missing."""
         suffixes, folder = (".npy", "", ".npz", ".parquet"), self.path(model, dataset)
         paths = [folder / f"{n}{end}" for n in (side, _FOLDERS.get(side)) for end in suffixes]
         if side == "scores":
@@ -248,14 +249,14 @@ class EmbeddingFolder:
         path = self.find(model, dataset, side)
         if path is None:
             there = self.path(model, dataset).relative_to(self.root)
-            raise NotThere(f"there are no {side} in {there}; --models or --encoder makes them")
+            raise MissingData(f"there are no {side} in {there}; pass --models or --encoder")
         if not path.with_suffix(".json").exists():
             return self._whole(model, dataset, side, path).subset(rows)
         matrix = np.load(path, mmap_mode="r")  # encoded here, perhaps not all of it
         if len(missing := find_missing(matrix, rows)):
-            raise NotThere(
-                f"{len(missing):,} {side} of {model}, {dataset} are not encoded yet; --models or "
-                "--encoder does it"
+            raise MissingData(
+                f"{len(missing):,} {side} of {model}, {dataset} are not encoded yet; pass --models "
+                "or --encoder"
             )
         return self._check(matrix[rows], model, dataset, side)
 
@@ -265,7 +266,7 @@ class EmbeddingFolder:
         if len(opened) != wanted:
             raise NNNormError(
                 f"{opened.name} has {len(opened):,} rows, but {dataset} has {wanted:,} {side}; "
-                "encode the lists that `nnnorm dataset` wrote, in their order"
+                "encode the lists that `nnnorm dataset` wrote, in the same order"
             )
         return opened
 
@@ -275,13 +276,13 @@ class EmbeddingFolder:
         low, high = opened.norm_range
         if max(1 - low, high - 1) > 0.005:
             raise NNNormError(
-                f"the rows of {opened.name} do not have unit norm (norms {low:.4g} to {high:.4g}), "
-                "and the paper's scores are cosines; pass --normalize"
+                f"rows of {opened.name} must have norm 1, because the paper's scores are cosines; "
+                f"got norms {low:.4g} to {high:.4g}: pass --normalize"
             )
         return opened
 
     def items(self, dataset: str, side: str) -> Sequence[str]:
-        """Return the paths of the images, from where the lists are, or the captions."""
+        """Return the paths of the images, or the captions."""
         pairs = self.pairs(dataset)
         return pairs.captions if side == "texts" else [str(self.root / p) for p in pairs.images]
 
@@ -295,7 +296,7 @@ class EmbeddingFolder:
         if not path.exists():
             viso = dataset == "visogender"
             how = "python -m reproduction --visogender" if viso else "nnnorm dataset"
-            raise NotThere(f"there is no {path.name}; `{how}` writes it")
+            raise MissingData(f"there is no {path.name}; create it with `{how}`")
         return load_pairs(path)
 
     def _part(self, dataset: str, part: str, share: float = SHARE) -> Part:
@@ -304,7 +305,7 @@ class EmbeddingFolder:
 
 
 class Encoded(Material):
-    """Material from an `EmbeddingFolder`."""
+    """Inputs from an `EmbeddingFolder`."""
 
     def __init__(self, folder: EmbeddingFolder, model: str, dataset: str) -> None:
         self._folder, self._model, self._dataset = folder, model, dataset
@@ -321,7 +322,7 @@ class Encoded(Material):
         return self._folder.rows(self._model, bank, side, rows)
 
     def show(self, direction: Direction) -> Shown:
-        """Return captions, and pictures if their files are still there."""
+        """Return captions, and pictures if their files still exist."""
         part = self._folder.part(self._dataset, "test")
         images, texts = (self._folder.items(self._dataset, side) for side in _FOLDERS)
         captions = [texts[row] for row in part.captions]
@@ -353,18 +354,18 @@ class Encoded(Material):
         folder = self._folder.path(self._model, self._dataset)
         for name in _SCORES:
             if not (folder / name).exists():
-                raise NotThere(f"there is no {name} in {folder.parent.name}/{folder.name}")
+                raise MissingData(f"there is no {name} in {folder.parent.name}/{folder.name}")
         test, references = (np.load(folder / name, mmap_mode="r") for name in _SCORES)
         if test.ndim != 2 or test.shape[0] != test.shape[1] or len(references) != len(test):
             raise NNNormError(
-                f"{_SCORES[0]} must have a query per item and {_SCORES[1]} the same items in rows; "
-                f"got {test.shape} and {references.shape}"
+                f"{_SCORES[0]} must have one query per item, and {_SCORES[1]} the same number of "
+                f"rows; got {test.shape} and {references.shape}"
             )
         return Scores(test, references)
 
 
 def _show_pictures(queries: Sequence[str], images: Sequence[str]) -> Shown:
-    """Return pictures from their files, or the names of the files if the first is missing."""
+    """Return pictures from their files; if the first one is missing, only the names of files."""
     names = [Path(image).name for image in images]
     if not Path(images[0]).is_file():
         return Shown(queries, names)

@@ -1,7 +1,7 @@
 """The paper's tables as data: a table is a list of cells, rows × settings.
 
-A table in `paper.json` has shared settings, rows and columns; the experiment of a cell combines the
-three. A cell has the printed figure, and gets the measured ones. The only results stored here are
+A table in `paper.json` has shared settings, rows and columns; the experiment of a cell combines all
+three. A cell has the paper's result and, later, the measured ones. The only results stored here are
 those of the paper.
 """
 
@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeAlias
 from nnnorm import NNNormError
 
 Direction = Literal["image", "text"]  # what is retrieved
-Value: TypeAlias = float | tuple[float, int]  # or a setting: α and k
+Value: TypeAlias = float | tuple[float, int]  # a number, or a setting (α, k)
 
 SIDES = ("images", "texts")
-TWO_BANKS = ("dualis", "dualdis")  # methods with a bank of gallery-side items as well
+TWO_BANKS = ("dualis", "dualdis")  # methods that also need a gallery bank
 
 # Names of data sets and banks, long and short, as the paper writes them.
 _NAMES = {
@@ -32,7 +32,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """The experiment of a cell."""
+    """The experiment of a cell: what to measure, with which model, data set and correction."""
 
     metric: str  # "recall_at_1", "gain", "setting", "seconds", "bias@6", a field of `Hubness`, …
     model: str
@@ -48,7 +48,7 @@ class Experiment:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether another rule that tunes may give another figure."""
+        """Whether the one-standard-error rule may choose another setting."""
         given = self.method == "none" or self.params is not None
         return not given and self.search == "exact" and not self.is_timed
 
@@ -59,11 +59,11 @@ class Experiment:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the figure is a time, or a quotient of times."""
+        """Whether the result is a time, or a ratio of times."""
         return self.metric in ("seconds", "speedup")
 
     def list_inputs(self) -> list[tuple[Any, ...]]:
-        """List what the experiment reads: methods of `Material`, with their arguments."""
+        """List the inputs of the experiment, as methods of `Material` with their arguments."""
         if self.kind == "scores":
             return [("scores",)]
         found: list[tuple[Any, ...]] = [("task", self.direction, "test")]
@@ -79,14 +79,14 @@ class Experiment:
         return found
 
     def on_other_data(self, name: str) -> "Experiment":
-        """Return the experiment on other data, which has its own bank and one other bank."""
+        """Return the same experiment on other data, with its own bank or its other bank."""
         bank = self.bank
         if bank is not None:
             bank = "own" if bank == self.dataset or self.dataset == "visogender" else "other"
         return replace(self, model=name, dataset=name, bank=bank)
 
     def without_correction(self) -> "Experiment":
-        """Return the experiment with no correction, bank and settings."""
+        """Return the same experiment without correction, bank and settings."""
         plain: Any = {"method": "none", "bank": None, "share": 1.0, "params": None}
         return replace(self, **plain, search="exact", select="max")
 
@@ -103,21 +103,21 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its headings, its experiment, the printed figure (None for a plot), the measured."""
+    """A cell: headings, experiment, the paper's result (None for a plot), measured results."""
 
     row: str
     column: str
     experiment: Experiment
     printed: Value | None = None
-    group: str = ""  # the printed headings above the column, names of data sets left open
+    group: str = ""  # the paper's heading above the column, with placeholders for names
     heading: str = ""
     figure: Figure | None = None
-    by_rule: Figure | None = None  # tuned by the one-standard-error rule
-    missing: str | None = None  # material that is not there
+    by_rule: Figure | None = None  # the result with the one-standard-error rule
+    missing: str | None = None  # the reason if data is missing
     failed: str | None = None
 
     def fill_headings(self, dataset: str | None = None) -> tuple[str, str]:
-        """Return group and heading with the names of the experiment."""
+        """Return group and heading with the names of the experiment filled in."""
         experiment = self.experiment
         long, short = _NAMES.get(experiment.dataset, (experiment.dataset,) * 2)
         bank, bank_short = _NAMES.get(experiment.bank or "", ("", ""))
@@ -144,11 +144,11 @@ class PaperTable:
     notes: tuple[str, ...] = field(repr=False)
     shows: Literal["figure", "change", "interval"] = "figure"
     best: Literal["group", "heading", "smaller"] | None = None
-    n_queries: int | None = None  # behind printed intervals
+    n_queries: int | None = None  # for the paper's intervals
 
     @property
     def heading(self) -> str:
-        """Number and title: "Table A3: …"."""
+        """Number and title, such as "Table A3: …"."""
         number = self.number if self.number.startswith("Fig") else f"Table {self.number}"
         return f"{number}: {self.title}"
 
@@ -159,7 +159,7 @@ class PaperTable:
 
     @property
     def has_models_in_rows(self) -> bool:
-        """Whether each row is a model; otherwise columns are, or all of it is one."""
+        """Whether each row is a model; otherwise each column is, or there is only one model."""
         return len({cell.row for cell in self.cells if cell.experiment.model == "CLIP"}) == 1
 
 
@@ -195,7 +195,7 @@ def load_paper() -> Paper:
 
 
 def find_tables(names: Sequence[str]) -> list[PaperTable]:
-    """Find tables by name; a prefix stands for all names that begin with it."""
+    """Find tables by name; a prefix selects all names that start with it."""
     tables = load_paper().tables
 
     def is_called(table: PaperTable, name: str) -> bool:
@@ -204,11 +204,11 @@ def find_tables(names: Sequence[str]) -> list[PaperTable]:
     for name in names:
         if name != "all" and not any(is_called(table, name) for table in tables):
             known = ", ".join(table.name for table in tables)
-            raise NNNormError(f"there is no table {name!r}; there are: {known}, and all")
+            raise NNNormError(f"there is no table {name!r}; choose from: {known}, or all")
     return [table for table in tables if any(is_called(table, name) for name in names)]
 
 
 def find_fine_tuned(model: str, dataset: str) -> str | None:
-    """Find the model that was fine-tuned on a data set, if the paper has one."""
+    """Return the name of the model fine-tuned on a data set, if the paper has one."""
     name = f"{model} ft. {_NAMES.get(dataset, ('', ''))[1]}"
     return name if name in load_paper().models else None

@@ -1,15 +1,14 @@
-"""One runner for all experiments, with the tuning, evaluation and audit of the package.
+"""Runs all experiments with the tuning, evaluation and audit of the package.
 
-Settings that the paper tuned are tuned here on the tuning images by the paper's rule, the maximum
-of R@1 over its grid: no correction is not among the candidates, so a loss is shown as a loss. The
-one-standard-error rule of the package gives a second figure. Duplicates in a bank count as often as
-they are there, as in the paper.
+Settings that the paper tuned are tuned here on the tuning images, by the paper's rule: the largest
+R@1 over its grid. "No correction" isn't a candidate, so the tables show losses. The package's
+one-standard-error rule gives a second result. Duplicates in a bank all count, as in the paper.
 
-Steps that cells share (a tuning, an evaluation) are computed once per run; embeddings stay open
-until another model's turn. A cell that fails leaves the others as they are. Finished cells are kept
-in a folder, one file each, so that an interrupted run continues. The name of a file is a digest of
-all that its figure depends on: the experiment, the content of the embeddings, the seed and the
-version. Figures of other inputs are therefore never found.
+Steps that cells share (tuning, evaluation) are computed once per run, and embeddings stay open
+until the next model. If a cell fails, the others are still measured. Finished cells are stored in a
+folder, one file each, so an interrupted run can be continued. The name of a file is a digest of all
+inputs of its result: the experiment, the content of the embeddings, the seed and the version. So
+results for other inputs are never reused.
 """
 
 import hashlib
@@ -29,8 +28,8 @@ from nnnorm.errors import MissingExtraError, quiet, warn
 from nnnorm.evaluation import Task
 from nnnorm.files import make_folder, write_whole
 from nnnorm.methods import PAPER_GRID, make_method
-from reproduction import say
-from reproduction.material import Groups, Material, NotThere, Scores, Shown
+from reproduction import show_progress
+from reproduction.material import Groups, Material, MissingData, Scores, Shown
 from reproduction.paper import Cell, Experiment, Figure, PaperTable
 from reproduction.runtime import Timed, describe_device, time_exact, time_index
 
@@ -38,7 +37,7 @@ _PER_CENT = ("antihub_share", "precision@1", "precision@5")
 
 
 def run_table(runner: "Runner", table: PaperTable, *, data: str | None = None) -> list[Cell]:
-    """Run all cells of a table; on other data, those that are different experiments there."""
+    """Run all cells of a table; on other data, each different experiment once."""
     cells: Sequence[Cell] = table.cells
     if data is not None:
         moved: dict[Experiment, Cell] = {}
@@ -49,19 +48,19 @@ def run_table(runner: "Runner", table: PaperTable, *, data: str | None = None) -
     done = []
     for number, cell in enumerate(cells, 1):
         model = cell.experiment.model
-        say(f"{table.name}: {model}, {cell.column} ({number} of {len(cells)})")
+        show_progress(f"{table.name}: {model}, {cell.column} ({number} of {len(cells)})")
         done.append(run_cell(runner, cell, by_rule=not table.is_timed))
     return done
 
 
 def run_cell(runner: "Runner", cell: Cell, *, by_rule: bool) -> Cell:
-    """Run one cell; keep its figure if that of the other rule fails."""
+    """Run one cell; if the other rule fails, keep the first result."""
     figure = other = None
     try:
         figure = runner.measure(cell.experiment)
         if by_rule and cell.experiment.is_tuned:
             other = runner.measure(replace(cell.experiment, select="one-standard-error"))
-    except (NotThere, MissingExtraError) as error:
+    except (MissingData, MissingExtraError) as error:
         return replace(cell, figure=figure, missing=str(error))
     except Exception as error:
         if runner.debug:
@@ -72,32 +71,32 @@ def run_cell(runner: "Runner", cell: Cell, *, by_rule: bool) -> Cell:
 
 
 class Results:
-    """A folder of finished cells, created with the first one."""
+    """A folder of stored results, created when the first cell is finished."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.n_found = self.n_kept = 0
 
     def find(self, identity: Mapping[str, Any]) -> Figure | None:
-        """Return the stored figure of exactly this experiment and these inputs, if there is one."""
+        """Return the stored result of exactly this experiment and these inputs, if any."""
         try:
             figure = json.loads(self._path(identity).read_text(encoding="utf-8"))["figure"]
             value = figure["value"]
             value = (float(value[0]), int(value[1])) if isinstance(value, list) else float(value)
             found = Figure(value, figure["low"], figure["high"], figure["used"])
         except (OSError, KeyError, TypeError, ValueError, IndexError):
-            return None  # not there, or damaged: measured again, and overwritten
+            return None  # missing or damaged, so it is measured again and overwritten
         self.n_found += 1
         return found
 
     def keep(self, identity: Mapping[str, Any], figure: Figure) -> None:
-        """Write a figure, with what it depends on."""
+        """Store a result with its inputs."""
         text = json.dumps({"figure": asdict(figure), **identity}, indent=1, ensure_ascii=False)
         try:
             make_folder(self._folder)
             write_whole(self._path(identity), lambda file: file.write(text.encode()))
         except (NNNormError, OSError) as error:
-            warn(f"a finished cell can't be kept ({error}); a resumed run repeats it")
+            warn(f"a finished cell can't be stored ({error}), so a resumed run will repeat it")
         else:
             self.n_kept += 1
 
@@ -107,7 +106,7 @@ class Results:
 
 
 class Runner:
-    """Runs experiments on the material that `open_material(model, dataset)` returns."""
+    """Runs experiments on the `Material` that `open_material(model, dataset)` returns."""
 
     def __init__(
         self,
@@ -118,14 +117,14 @@ class Runner:
         device: str = "cpu",
         debug: bool = False,
     ) -> None:
-        self.debug = debug  # a cell that fails stops the run
+        self.debug = debug  # if a cell fails, stop the run
         self._open, self._seed, self._results, self._device = open_material, seed, results, device
         self.runs_on = describe_device(device)
         self._opened: dict[str, dict[Hashable, Any]] = {}
 
     @cache
     def measure(self, there: Experiment) -> Figure:
-        """Run one experiment, or take its figure from the results that were kept."""
+        """Return the stored result of an experiment, or run it."""
         if self._results is None:
             return self._measure(there)
         identity = {
@@ -181,24 +180,24 @@ class Runner:
         return evaluation.measure_hubness(counts).to_dict()[metric] * scale, None, None
 
     def occurrences(self, experiment: Experiment) -> npt.NDArray[np.int64]:
-        """Count how often each item is the first hit, for histograms."""
+        """Count how often each item is top-1, for histograms."""
         done = self._evaluate(experiment)
         return evaluation.count_occurrences(done.top1, done.n_gallery)
 
     def search(self, experiment: Experiment, k: int) -> Ranking:
-        """Return the first k items of the test queries."""
+        """Return the best k items of the test queries."""
         bias = None if experiment.method == "none" else self._bias(experiment)
         queries, gallery, _ = self._task(experiment, "test")
         return nnnorm.search(queries, gallery, bias, k=min(k, len(gallery)))
 
     def show(self, experiment: Experiment) -> tuple[Shown, evaluation.Truth]:
-        """Return the test queries and items as people see them, and which belong together."""
+        """Return the test queries and items in readable form, and their right pairs."""
         queries, gallery, truth = self._task(experiment, "test")
         right = evaluation.open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
         return self._material(experiment, "show", experiment.direction), right
 
     def search_groups(self, experiment: Experiment, k: int) -> tuple[Groups, Ranking]:
-        """Return a gallery in groups, and the first k items of its queries."""
+        """Return a gallery in groups, and the best k items of its queries."""
         found: Groups = self._material(experiment, "groups")
         bias = None if experiment.method == "none" else self._fit(experiment, found.gallery)
         return found, nnnorm.search(found.queries, found.gallery, bias, k=k)
@@ -267,7 +266,7 @@ class Runner:
         queries, gallery, truth = self._task(there, "validation")
         known: Any = {"queries": queries, "truth": truth, "gallery_references": second}
         how: Any = {"methods": (there.method,), "grids": grids}
-        # Some of the paper's tables use a bank of another source on purpose.
+        # Some of the paper's tables use mismatched past queries on purpose.
         with quiet(".* do not look like the queries"):
             return nnnorm.tune(gallery, bank, **known, **how, duplicates="keep", seed=self._seed)
 
@@ -281,18 +280,18 @@ class Runner:
             return time_index(gallery, bank, **self._setting(there))
         return time_exact(gallery, bank, **self._setting(there), device=self._device)
 
-    # --- what experiments are made of ---
+    # --- inputs of experiments ---
 
     def _task(self, there: Experiment, part: str) -> Task:
         return self._material(there, "task", there.direction, part)
 
     def _banks(self, there: Experiment) -> list[Any]:
-        """Return the references, and those of the gallery's side or None."""
+        """Return the references, and the gallery bank or None."""
         found = [self._material(there, *a) for a in there.list_inputs() if a[0] == "references"]
         return [*found, None][:2]
 
     def _material(self, there: Experiment, what: str, *about: Any) -> Any:
-        """Open material once per model; that of one model fits in memory, that of all doesn't."""
+        """Open material once, and keep that of one model; all models wouldn't fit in memory."""
         if there.model not in self._opened:
             self._opened = {there.model: {}}
         opened, key = self._opened[there.model], (what, there.dataset, *about)
@@ -303,8 +302,8 @@ class Runner:
 
 def _check_k(params: Mapping[str, Any], n_references: int) -> dict[str, Any]:
     if (k := params.get("reference_k", 0)) > n_references:
-        # The setting of another experiment may suit a larger bank only.
-        raise NotThere(f"the bank has {n_references} references, too few for k = {k}")
+        # A setting from another experiment may need a larger bank.
+        raise MissingData(f"the bank has {n_references} references, too few for k = {k}")
     return dict(params)
 
 
@@ -314,7 +313,7 @@ def _scale(interval: Any, scale: float) -> tuple[float, float, float]:
 
 def _digest(part: Any) -> list[str]:
     """Return digests of embeddings, arrays, lists of words, or tuples of these."""
-    if isinstance(part, Shown):  # which changes no figure
+    if isinstance(part, Shown):  # it doesn't change any result
         return []
     if isinstance(part, Task | Groups | Scores):
         return [digest for one in part for digest in _digest(one)]

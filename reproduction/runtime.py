@@ -1,9 +1,9 @@
-"""Time to compute the biases, from all scores or with an index of the references, as in table A5.
+"""Time to compute biases, from all scores or with an index of the references, as in table A5.
 
-All scores are computed on the processor, or by torch on another device; the index is Faiss's
-inverted lists, the paper's (`pip install faiss-cpu`), always searched on the processor. Building it
-is not counted, because a bank needs it only once. Times are the best of three, to reduce the effect
-of other work on the machine.
+All scores are computed on the processor, or with torch on another device. The index is Faiss's
+inverted lists (`pip install faiss-cpu`), as in the paper, and always on the processor. Building it
+isn't counted, because a bank needs it only once. Times are the best of three, to reduce the effect
+of other programs.
 """
 
 import os
@@ -25,7 +25,7 @@ DEVICES = ("cpu", "cuda", "mps")
 
 
 class Timed(NamedTuple):
-    """A bias and the seconds that it took."""
+    """A bias, and the seconds that its computation took."""
 
     bias: Bias
     seconds: float
@@ -40,8 +40,8 @@ def describe_device(device: str) -> str:
 
     if not (torch.cuda if device == "cuda" else torch.backends.mps).is_available():
         raise NNNormError(
-            f"device {device} was asked for, but torch {torch.__version__} finds none on this "
-            "machine; leave out --device to use the processor"
+            f"--device {device} needs such a device, but torch {torch.__version__} finds none; to "
+            "use the processor, leave out --device"
         )
     name = f" ({torch.cuda.get_device_name()})" if device == "cuda" else ""
     return f"{device}{name}; the index on {processor}"
@@ -87,7 +87,7 @@ def build_ivf(references: FloatArray) -> Any:
     n_references, dim = references.shape
     n_lists = max(1, min(n_references, round(4 * n_references**0.5)))
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, n_lists, faiss.METRIC_INNER_PRODUCT)
-    index.cp.min_points_per_centroid = 1  # small banks need no warning
+    index.cp.min_points_per_centroid = 1  # Faiss would warn about small banks
     index.train(references)
     index.add(references)
     return index

@@ -1,6 +1,6 @@
-"""Other data than the paper's: the synthetic shapes that ship with the package, and Flickr8k.
+"""Data other than the paper's: the synthetic shapes of the package, and Flickr8k.
 
-With them, every experiment runs without the paper's models and pictures. Their results can't be
+With these, every experiment runs without the paper's models and pictures. The results can't be
 compared with the paper's.
 """
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nnnorm import NNNormError, load_shapes, open_embeddings
 from nnnorm.datasets import SHAPES, read_scene
 from nnnorm.embeddings import Embeddings
-from reproduction.material import SHARE, Groups, Material, NotThere, Scores, Shown
+from reproduction.material import SHARE, Groups, Material, MissingData, Scores, Shown
 from reproduction.paper import Direction
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -24,13 +24,13 @@ _SPLITS = {"test": "test", "validation": "val", "references": "train"}
 NOTES = {
     "gender": "shapes: 12 shapes in the place of occupations, sizes in the place of genders (five "
     'big and five small ones of each, big − small), and "a star" for a question.',
-    "cross-attention": "The scores are those of dual encoders, passed as a matrix: this runs "
-    "the arithmetic, but shows nothing about cross-attention.",
+    "cross-attention": "The scores come from dual encoders, so this tests the arithmetic, but "
+    "shows nothing about cross-attention.",
 }
 
 
 class _FivePerImage(Material):
-    """Images in order, with five captions each, of every part; and captions of another bank."""
+    """Images with five captions each, in order, for every part; and captions of another bank."""
 
     def __init__(self, name: str, parts: Mapping[str, tuple[Floats, Floats]], other: Floats):
         self.name, self._parts, self._other = name, parts, other
@@ -44,7 +44,7 @@ class _FivePerImage(Material):
         if bank != "other":
             rows = self._share(share)[0 if side == "images" else 1]
         elif side == "images":
-            raise NotThere(f"{self.name} has no pictures of its other bank")
+            raise MissingData(f"{self.name} has no pictures in its other bank")
         else:
             rows = self._other[_draw(len(self._other), share)]
         return open_embeddings(rows, name="references")
@@ -56,7 +56,7 @@ class _FivePerImage(Material):
         return Shown(texts, pictures) if direction == "image" else Shown(pictures, texts)
 
     def groups(self) -> Groups:
-        raise NotThere(f"{self.name} has no groups and no text encoder for new questions")
+        raise MissingData(f"{self.name} has no groups and no text encoder for new questions")
 
     def scores(self) -> Scores:
         images, captions = self._parts["test"]
@@ -98,7 +98,7 @@ class _Shapes(_FivePerImage):
         return Shown(shapes.captions, items, lambda item: shapes.draw(item, _TILE))
 
     def groups(self) -> Groups:
-        """Return shapes for occupations and sizes for genders, five of each size."""
+        """Return pictures with shapes as occupations and sizes as genders, five per size."""
         shapes = load_shapes()
         scenes = [read_scene(scene)[1] for scene in shapes.scenes]
         chosen: list[int] = []
@@ -135,10 +135,10 @@ def _open_flickr8k(folder: Path) -> Material:
 
 
 def open_data(text: str) -> tuple[str, Material]:
-    """Open other data by its name, and its folder if it has one: ``flickr8k=FOLDER``."""
+    """Open other data by name: ``shapes`` or ``flickr8k=FOLDER``."""
     name, _, folder = text.partition("=")
     if text == "shapes":
         return name, _Shapes()
     if name == "flickr8k" and folder:
         return name, _open_flickr8k(Path(folder))
-    raise NNNormError(f"other data are shapes or flickr8k=FOLDER; got {text!r}")
+    raise NNNormError(f"--data must be shapes or flickr8k=FOLDER; got {text!r}")

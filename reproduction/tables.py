@@ -1,8 +1,8 @@
-"""Tables of measured figures: in the paper's own shape, an overview, and as LaTeX.
+"""Tables of measured results in the paper's layout, as LaTeX, and an overview.
 
-In the paper's shape a row has up to three lines: measured with the paper's rule, measured with the
-one-standard-error rule, and printed in the paper. Recalls and precisions are in %, gains in points;
-intervals are 95 % intervals, with the captions of an image resampled together.
+A row has up to three lines: measured with the paper's rule, measured with the one-standard-error
+rule, and printed in the paper. Recalls and precisions are in %, gains in points. Intervals are 95 %
+intervals; they resample the captions of an image together.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ from reproduction.synthetic import NOTES
 
 _DIGITS = {"kurtosis": 1, "mean_absolute_error": 1, "max": 0, "antihub_share": 1, "speedup": 2}
 _RULE = "  1-SE rule"
-_LINES = ("", _RULE, "  the paper")  # of a row; the first has its name
+_LINES = ("", _RULE, "  the paper")  # labels of a row's lines; the first line has the row's name
 _RULES = (
     "Tuned by the paper's rule, the maximum over its grid; 1-SE rule: by the one-standard-error "
     "rule, which may choose no correction."
@@ -34,7 +34,7 @@ _LETTERS = str.maketrans(
 
 
 class _Layout:
-    """Cells in the paper's shape, by row and column."""
+    """Cells in the paper's layout, by row and column."""
 
     def __init__(self, table: PaperTable, cells: Mapping[_Place, Cell]) -> None:
         self._table, self._cells = table, cells
@@ -46,7 +46,7 @@ class _Layout:
         }
 
     def _list_figures(self, cell: Cell) -> tuple[Figure | None, ...]:
-        """Return the figures of each line."""
+        """Return a cell's results, one for each line."""
         value, n_queries = cell.printed, self._table.n_queries
         printed = None if value is None else Figure(value)
         if n_queries is not None and isinstance(value, int | float):  # the ± of the paper
@@ -55,7 +55,7 @@ class _Layout:
         return cell.figure, cell.by_rule, printed
 
     def to_table(self, title: str, notes: Sequence[str]) -> Table:
-        """Make the table, without the rows of which nothing was measured."""
+        """Create the table, without rows that have no measured result."""
         rows: list[tuple[str, ...]] = []
         bold: set[tuple[int, int]] = set()
         columns = list(dict.fromkeys(column for _, column in self._cells))
@@ -70,7 +70,7 @@ class _Layout:
                     rows.append((line or row, *(self._show(place, line) for place in places)))
         groups = tuple(group for group, _ in columns)
         if len(set(groups)) == 1 and len(groups) < len({cell.column for cell in self._table.cells}):
-            groups = ()  # other data have one data set, which needs no heading
+            groups = ()  # other data is only one data set, so it needs no heading
         return Table(
             title,
             ("", *(heading for _, heading in columns)),
@@ -100,7 +100,7 @@ class _Layout:
         return f"{text} ({_signed(figure.value - before)})"
 
     def _original(self, place: _Place, line: str) -> float | None:
-        """Return the uncorrected figure of the same row and group of columns."""
+        """Return the uncorrected result of the same row and group of columns."""
         row, (group, _) = place
         for other, cell in self._cells.items():
             if (other[0], other[1][0], cell.experiment.method) == (row, group, "none"):
@@ -116,7 +116,7 @@ class _Layout:
         for rival in self._cells:
             if self._competes(rival, place, best) and (rival, line) in self._figures:
                 value, metric = self._figures[rival, line].value, self._metric(rival)
-                if not isinstance(value, tuple):  # as it is printed, larger for better
+                if not isinstance(value, tuple):  # rounded as printed; larger is better
                     ranks[rival] = round(value, _digits(metric)) * (-1 if best == "smaller" else 1)
         return len(ranks) > 1 and ranks.get(place) == max(ranks.values())
 
@@ -131,7 +131,7 @@ class _Layout:
 
 
 def lay_out(table: PaperTable, found: Found, notes: Sequence[str], *, other: bool) -> Table:
-    """Lay out figures in the paper's shape, with its own below, or by name of the other data."""
+    """Create a table in the paper's layout, with the paper's results or the other data's names."""
     in_rows, placed = other and table.has_models_in_rows, {}
     for name, cells in found.items():
         for cell in cells:
@@ -154,7 +154,7 @@ def lay_out(table: PaperTable, found: Found, notes: Sequence[str], *, other: boo
 
 
 def _used_notes(table: PaperTable, cells: Sequence[Cell]) -> list[str]:
-    """Describe the bank and the setting that were used, if the paper doesn't."""
+    """Describe the bank and setting, for tables for which the paper doesn't."""
     if table.name != "cross-attention":
         return []
     used = [(cell.experiment.model, cell.figure.used) for cell in cells if cell.figure]
@@ -170,16 +170,16 @@ def _used_notes(table: PaperTable, cells: Sequence[Cell]) -> list[str]:
 def _missing_notes(cells: Sequence[Cell]) -> list[str]:
     notes, n_cells = [], len(cells)
     without = [cell for cell in cells if cell.figure is None]
-    # A cell with a figure can lack only that of the second edition.
+    # A cell that has a result can lack only the one of the one-standard-error rule.
     with_one = [cell for cell in cells if cell.figure is not None]
     for some, rule in ((without, ""), (with_one, " by the one-standard-error rule")):
         missing = [cell.missing for cell in some if cell.missing is not None]
         if missing:
             reasons = list(dict.fromkeys(missing))
-            more = f" (and {len(reasons) - 1} more of the kind)" if len(reasons) > 1 else ""
+            more = f" (and {len(reasons) - 1} similar)" if len(reasons) > 1 else ""
             why = f"{reasons[0]}{more}"
             notes.append(f"No figure{rule} for {len(missing)} of {n_cells} cells: {why}.")
-        # Reasons of failures may name files of this machine; they are in JSON and on the terminal.
+        # Reasons may contain local paths, so only JSON and the terminal have them.
         if failed := [cell for cell in some if cell.failed is not None]:
             first = f"{failed[0].row}, {failed[0].column}"
             notes.append(f"{len(failed)} of {n_cells} cells failed{rule}, such as {first}.")
@@ -187,7 +187,7 @@ def _missing_notes(cells: Sequence[Cell]) -> list[str]:
 
 
 def tabulate_overview(folder: EmbeddingFolder | None = None) -> Table:
-    """Tabulate the paper's tables: what each needs, and how much of it exists."""
+    """List the paper's tables: the inputs of each, and how many of them exist."""
     rows = []
     for table in load_paper().tables:
         cells = [cell.experiment for cell in table.cells]
@@ -201,17 +201,16 @@ def tabulate_overview(folder: EmbeddingFolder | None = None) -> Table:
             there = f"{sum(folder.has(*pair) for pair in needed)} of {len(needed)}"
         rows.append((table.name, table.heading, f"{who} on {', '.join(datasets)}", there))
     notes = (
-        "Run one with `python -m reproduction --table NAME --embeddings DIR`; the beginning of a "
-        "name stands for all that begin so (ablation, full, k-sweep, methods, settings), and "
-        "`all` for everything.",
-        "Without the paper's models: `--data shapes` runs any of them on synthetic data that ship.",
+        "Run one with `python -m reproduction --table NAME --embeddings DIR`. A prefix (ablation, "
+        "full, k-sweep, methods, settings) selects all names that start with it, and `all` all.",
+        "Without the paper's models, `--data shapes` runs any table on synthetic data.",
     )
     title = f"The paper's {len(rows)} tables and figures"
-    return Table(title, ("table", "in the paper", "needs", "there"), tuple(rows), notes)
+    return Table(title, ("table", "in the paper", "needs", "available"), tuple(rows), notes)
 
 
 def show_value(value: Value, metric: str) -> str:
-    """Show a figure with the decimals of its metric."""
+    """Format a result with the decimals of its metric."""
     if isinstance(value, tuple):
         alpha, reference_k = value
         return f"({alpha:g}, {reference_k})" if reference_k else "no correction"
@@ -219,7 +218,7 @@ def show_value(value: Value, metric: str) -> str:
 
 
 def _signed(value: float) -> str:
-    """Return a change as the paper prints it; one that rounds to nothing has no sign."""
+    """Format a change as in the paper; if it rounds to zero, it has no sign."""
     text = f"{value:+.1f}".replace("-", "−")
     return "0.0" if text in ("+0.0", "−0.0") else text
 
@@ -234,7 +233,7 @@ def _digits(metric: str) -> int:
 
 
 def make_latex(tables: Sequence[Table]) -> str:
-    """Make plain tabulars with booktabs' rules, each below its title as a comment."""
+    """Create tabulars with booktabs rules, each with its title as a comment above."""
     return "\n\n".join(f"% {table.title}\n{_make_tabular(table)}" for table in tables) + "\n"
 
 
@@ -253,7 +252,7 @@ def _make_tabular(table: Table) -> str:
 
 def _make_line(cells: Sequence[str], bold: Collection[int] = ()) -> str:
     texts = [cell.translate(_LETTERS) for cell in cells]
-    if texts[0].startswith("  "):  # a line that belongs to the row above
+    if texts[0].startswith("  "):  # another line of the row above
         texts[0] = rf"\quad {texts[0].lstrip()}"
     texts = [rf"\textbf{{{text}}}" if n in bold else text for n, text in enumerate(texts)]
     return " & ".join(texts) + r" \\"

@@ -143,7 +143,7 @@ def test_stored_halves_and_shards_are_read_as_they_are(problem, tmp_path):
     np.testing.assert_allclose(approximate_means(gallery, mapped, 64).values, whole, atol=1e-6)
 
 
-def test_copies_of_one_reference_do_not_harm():
+def test_approximate_means_with_many_copies_are_still_close():
     gallery, _ = topics(600, 10)
     references = open_embeddings(np.tile(np.asarray(gallery)[:3], (4000, 1)))
     estimate = approximate_means(gallery, references, 32)

@@ -93,7 +93,7 @@ def test_a_fit_takes_a_bank_or_its_file_as_references(log, rng, tmp_path):
 
 def test_a_normalized_bank_and_a_raw_gallery_do_not_mix(log, rng):
     bank = Bank.of(log, normalize=True)
-    with pytest.raises(NNNormError, match="references has unit norms and gallery does not"):
+    with pytest.raises(NNNormError, match="rows of references have norm 1, but rows of gallery"):
         nnnorm.NNN().fit(10 * rng.normal(size=(50, 32)), bank)
     with pytest.raises(NNNormError, match="already normalized, but normalize is False"):
         nnnorm.NNN().fit(rng.normal(size=(50, 32)), bank, normalize=False)
@@ -101,7 +101,7 @@ def test_a_normalized_bank_and_a_raw_gallery_do_not_mix(log, rng):
 
 def test_a_bank_has_no_duplicates_to_keep(log, rng):
     bank = Bank.of(log, normalize=True)
-    words = "a bank keeps every unique query once, so it has no duplicates to keep; leave out"
+    words = 'duplicates="keep" needs all past queries, but a bank has only the unique'
     with pytest.raises(NNNormError, match=words):
         nnnorm.NNN().fit(rng.normal(size=(9, 32)), bank, duplicates="keep", normalize=True)
 
@@ -222,7 +222,7 @@ def test_any_sequence_of_add_forget_and_save_gives_the_rows_of_the_naive_loop(
     np.testing.assert_allclose(fitted.values, scratch.values, atol=1e-6)
 
 
-def test_a_query_that_is_asked_again_is_young(rng):
+def test_forget_keeps_a_query_that_was_asked_again_later(rng):
     rows = rng.normal(size=(50, 32))
     bank = Bank.of(rows, times=np.zeros(50), normalize=True)
     bank.add(rows[:10], times=np.full(10, 7.0))
@@ -268,10 +268,12 @@ def test_numbers_are_seconds_since_1970():
 def test_rows_dated_in_the_future_are_warned_of(tmp_path):
     now = datetime.now(UTC)
     bank = Bank.of(np.eye(2), times=[now, now + timedelta(hours=13)])
-    with pytest.warns(NNNormWarning, match="queries has rows dated in the future, up to 2150-01-"):
+    with pytest.warns(
+        NNNormWarning, match="rows of queries are dated in the future, up to 2150-01-"
+    ):
         bank.add(np.eye(2), times=["2026-05-01", "2150-01-01"])
     (tmp_path / "log.jsonl").write_text('{"embedding": [1.0, 0.0], "time": "2150-01-01"}')
-    with pytest.warns(NNNormWarning, match="log.jsonl has rows dated in the future"):
+    with pytest.warns(NNNormWarning, match="log.jsonl are dated in the future"):
         Bank.of(tmp_path / "log.jsonl", times="time")
 
 
@@ -379,11 +381,11 @@ def test_a_bad_line_of_a_log_changes_nothing(tmp_path, line, words):
     [
         ("log.jsonl", "", "log.jsonl has no rows; is it truncated"),
         ("log.csv", "vector\n[1 2]\n", "must have the column embedding; it has: vector"),
-        ("log.txt", "", r"expected one of .npy, .npz, .parquet .* got the suffix '.txt'"),
+        ("log.txt", "", r"suffix .npy, .npz or .parquet, .* got the suffix '.txt'"),
         ("log.parquet", "PAR1", "can't be read as parquet"),
     ],
 )
-def test_a_log_that_is_none_is_one_sentence(tmp_path, name, text, words):
+def test_a_file_that_is_not_a_log_is_rejected(tmp_path, name, text, words):
     (tmp_path / name).write_text(text)
     with pytest.raises(NNNormError, match=words):
         Bank.of(tmp_path / name)
@@ -410,7 +412,8 @@ def unit(rng, n, dim=16):
         (lambda bank, rng: bank.add(unit(rng, 3), times=[1] * 3, counts=[1, 0, 2]),
          "counts must be whole numbers of at least 1; row 1 has 0"),
         (lambda bank, rng: bank.add(5 * unit(rng, 3), times=[1] * 3),
-         r"queries has norms 5 to 5, but all rows of the bank have about 1; scale"),
+         r"norms 5 to 5, but all rows of the bank have norms of about 1; scale"),
+        (lambda bank, rng: bank.forget(before="now"), "before must be dates .*; got 'now'$"),
         (lambda bank, rng: bank.forget(before=99), "older than 99 .*would drop all"),
     ],
 )  # fmt: skip

@@ -22,7 +22,7 @@ def fitted(small):
     )
 
 
-def test_a_bias_survives_the_disk_whole(small, path):
+def test_a_saved_bias_is_loaded_unchanged(small, path):
     for bias in fitted(small):
         bias.save(path)
         back = Bias.load(path)
@@ -44,7 +44,7 @@ def test_a_bias_can_t_be_changed(small):
             about["alpha"] = 2.0
 
 
-def test_a_bias_keeps_its_own_copy_of_what_it_was_told():
+def test_a_bias_copies_its_arguments():
     params, values = {"alpha": 0.5}, np.zeros(2, dtype=np.float32)
     bias = Bias(values, 0.5, "nnn", params=params)
     params["alpha"] = values[0] = 9.0
@@ -103,19 +103,19 @@ def test_a_file_of_another_format_is_rejected_by_name(path, metadata, message):
 
 def test_embeddings_are_not_a_bias(tmp_path):
     np.save(tmp_path / "items.npy", np.eye(3))
-    with pytest.raises(NNNormError, match=r"items.npy holds embeddings; expected a bias"):
+    with pytest.raises(NNNormError, match=r"items.npy contains embeddings; expected a bias"):
         Bias.load(tmp_path / "items.npy")
 
 
 def test_a_bias_prints_in_one_line_whatever_its_size(small):
     bias = NNN(reference_k=5, alpha=0.75).fit(small.gallery, small.references)
     assert repr(bias) == (
-        "Bias(nnn: 23 items, 57 references, weight=0.75, reference_k=5, solver=exact)"
+        "Bias(nnn: 23 items, 57 past queries, weight=0.75, reference_k=5, solver=exact)"
     )
     assert len(repr(Bias(np.zeros(100_000), 1.0, "is", {"beta": 20.0}))) < 100
 
 
-def test_alpha_and_reference_k_are_at_hand(small):
+def test_a_bias_has_alpha_and_reference_k(small):
     bias = NNN(reference_k=5, alpha=0.625).fit(small.gallery, small.references)
     assert (bias.alpha, bias.reference_k) == (0.625, 5)
     assert InvertedSoftmax().fit(small.gallery, small.references).reference_k is None

@@ -138,7 +138,7 @@ def test_a_bank_gives_the_numbers_of_its_rows(made, tmp_path):
     bank.save(tmp_path / "bank.safetensors")
     from_file = Corrector.fit(made.gallery, tmp_path / "bank.safetensors", normalize=True)
     assert from_file.fingerprint == corrector.fingerprint
-    with pytest.raises(NNNormError, match="gallery does not"):
+    with pytest.raises(NNNormError, match="have norm 1, but rows of gallery have norms 3 to 3"):
         Corrector.fit(3 * made.gallery, bank)
 
 
@@ -233,11 +233,11 @@ def test_raw_rows_on_another_scale_are_rejected_where_all_norms_are_equal(made):
     corrector = Corrector.fit(10 * made.gallery, 20 * made.references, normalize=False)
     assert corrector.transform_queries(20 * made.queries).shape == (80, 18)
     assert corrector.transform_items(10 * made.new).shape == (60, 18)
-    with pytest.raises(NNNormError, match=r"queries has norms 1 to 1, but all references .* 20;"):
+    with pytest.raises(NNNormError, match=r"queries have norms 1 to 1, but all references .* 20;"):
         corrector.transform_queries(made.queries)
-    with pytest.raises(NNNormError, match=r"items has norms 1 to 1, but all items of .* 10; scale"):
+    with pytest.raises(NNNormError, match=r"norms 1 to 1, but all items of .* 10; scale"):
         corrector.transform_items(made.new)
-    with pytest.raises(NNNormError, match="items has norms 1 to 1"):
+    with pytest.raises(NNNormError, match="items have norms 1 to 1"):
         corrector.bias_for(made.new)
 
 
@@ -255,7 +255,7 @@ def test_queries_on_another_scale_than_raw_references_are_warned_of(made):
 @pytest.mark.parametrize("normalize", [None, False])
 def test_recent_queries_on_another_scale_than_the_bank_are_rejected(made, normalize):
     for references in (made.references, nnnorm.Bank.of(made.references)):
-        with pytest.raises(NNNormError, match="recent has norms 20 to 20, but all references"):
+        with pytest.raises(NNNormError, match="recent have norms 20 to 20, but all references"):
             Corrector.fit(made.gallery, references, recent=20 * made.queries, normalize=normalize)
 
 
@@ -349,7 +349,7 @@ def test_a_refit_chooses_the_numbers_again_and_reports_how_far_values_moved(made
     assert first.refit_report is None
     moved = second.refit_report
     assert 0.5 < moved.correlation < 1
-    assert 0 < moved.changed_first_places < 0.5
+    assert 0 < moved.changed_top1 < 0.5
     before, after = (float(one.bias.correction.mean()) for one in (first, second))
     assert moved.mean_shift == pytest.approx(after - before, abs=1e-5)
     assert (moved.n_items, moved.n_queries) == (100, len(second.references))
@@ -360,7 +360,7 @@ def test_a_refit_takes_a_gallery_that_has_grown_and_keeps_the_second_bank(made):
     second = first.refit(made.references, gallery=np.concatenate([made.gallery, made.new]))
     assert len(second.bias) == 160
     np.testing.assert_array_equal(second.gallery_references, first.gallery_references)
-    with pytest.raises(NNNormError, match=r"same dimension; got gallery \(100, 12\)"):
+    with pytest.raises(NNNormError, match=r"same dimension; got shapes \(100, 12\)"):
         first.refit(made.references, gallery=made.gallery[:, :12])
 
 
@@ -373,7 +373,7 @@ def test_a_refit_with_the_same_bank_moves_nothing(made):
         moved = again.refit_report
         assert moved.correlation == pytest.approx(1)
         assert moved.mean_shift == pytest.approx(0, abs=1e-6)
-        assert moved.changed_first_places == 0
+        assert moved.changed_top1 == 0
 
 
 def test_a_refit_of_raw_inner_products_is_silent_about_norms(made):

@@ -195,7 +195,7 @@ def test_a_log_gives_the_bias_of_its_unique_queries(rng, method):
 
 def test_k_beyond_the_unique_queries_is_rejected_with_both_numbers(rng):
     log = np.repeat(rng.normal(size=(12, 32)), 5, axis=0)
-    words = r"reference_k is 20, but there are only 60 references \(12 unique\); pass more"
+    words = r"reference_k is 20, but there are only 60 past queries \(12 unique\); pass more"
     with pytest.raises(NNNormError, match=words):
         nnnorm.NNN(20, 0.5).fit(rng.normal(size=(5, 32)), log, duplicates="drop")
 
@@ -209,7 +209,7 @@ def test_duplicates_must_be_drop_or_keep(rng):
 def test_a_model_that_puts_all_texts_close_together_is_noticed(rng):
     rows = 10 + rng.normal(size=(500, 32))
     with pytest.warns(
-        NNNormWarning, match="only 1 of the 500 rows of references are unique queries: .*=keep"
+        NNNormWarning, match=r"only 1 of the 500 rows of references are unique queries\. .*=keep"
     ):
         drop_copies(open_embeddings(rows, name="references", normalize=True))
 
@@ -221,9 +221,9 @@ def test_a_sample_is_called_a_sample(rng):
     asked = {"queries": queries, "truth": truth, "normalize": True}
     task = nnnorm.evaluation.Task(queries, gallery, truth)
     tuning = nnnorm.tune(gallery, bank, **asked)
-    assert "200 references (30 sampled)" in tabulate_tuning(tuning).title
+    assert "200 past queries (30 sampled)" in tabulate_tuning(tuning).title
     comparison = nnnorm.compare(gallery, bank, **asked, validation=task, methods=["csls"])
-    assert "200 references (30 sampled)" in tabulate_comparison(comparison).title
+    assert "200 past queries (30 sampled)" in tabulate_comparison(comparison).title
     assert all(found.to_dict()["references_sampled"] for found in (tuning, comparison))
 
 

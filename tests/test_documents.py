@@ -96,8 +96,8 @@ def test_metrics_are_of_documents(problem):
     [
         ({"parents": [1, 2]}, "parents must be one whole number or string per item of gallery"),
         ({"parents": [0.5] * 4}, "parents must be one whole number or string .* got 0.5"),
-        ({"parents": [1, "a", 2, 3]}, "pass all of them as strings, as 'a' is one"),
-        ({"parents": [1, 1, 2, 2], "k": 3}, "k must be .* from 1 to the 2 documents"),
+        ({"parents": [1, "a", 2, 3]}, "'a' is a string, so pass all of them as strings"),
+        ({"parents": [1, 1, 2, 2], "k": 3}, "k must be .* from 1 to 2, the number of documents"),
     ],
 )
 def test_bad_parents_are_rejected(options, words):

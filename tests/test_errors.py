@@ -27,13 +27,13 @@ def test_an_absent_library_names_the_extra_that_brings_it(module):
     with pytest.raises(MissingExtraError) as caught:
         require(module, "parquet")
     assert str(caught.value) == (
-        "no_such_library_9f3 is not installed and this needs it; run: pip install 'nnnorm[parquet]'"
+        "no_such_library_9f3 is needed, but not installed; run: pip install 'nnnorm[parquet]'"
     )
 
 
 def test_a_library_shut_out_by_the_import_system_counts_as_absent(monkeypatch):
     monkeypatch.setitem(sys.modules, "json", None)
-    with pytest.raises(MissingExtraError, match=r"^json is not installed"):
+    with pytest.raises(MissingExtraError, match=r"^json is needed"):
         require("json", "none")
 
 

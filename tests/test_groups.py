@@ -294,13 +294,13 @@ def test_check_detects_two_groups_and_shows_what_labels_would_gain(mixed):
     assert found.mixed.sizes == (100, 100)
     assert found.mixed.apart > 3
     assert (found.verdict, found.recommended) == ("try", "mixed")
-    assert "your items form two groups" in " ".join(str(found).split())
+    assert "Your items form two groups" in " ".join(str(found).split())
     assert "groups=groups" in found.next[0]
     known = check(mixed["gallery"], mixed["past"], truth=np.arange(100), **asked)
     assert known.mixed.gain.low > 0
     # Labels for photos alone would choose a weight that buries the texts.
     assert (known.tuned, known.recommended, known.mixed.has_both) == (None, "mixed", False)
-    assert "label queries for both" in " ".join(str(known).split())
+    assert "Label queries for both" in " ".join(str(known).split())
     given = check(mixed["gallery"], mixed["past"], truth=np.arange(100), groups=KINDS, **asked)
     assert given.mixed is None
     assert given.automatic.gain.mean == pytest.approx(known.mixed.gain.mean)

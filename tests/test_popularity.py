@@ -31,7 +31,7 @@ def test_another_weight_scales_both_parts_alike(small):
         np.testing.assert_allclose(found, raw - share * both.correction, atol=1e-5)
 
 
-def test_both_parts_are_named_and_survive_the_disk(hubs, tmp_path):
+def test_both_parts_are_in_the_params_and_are_saved(hubs, tmp_path):
     both = hubs + Popularity([3, 0, 9], weight=0.05)
     assert both.method == "nnn"
     assert dict(both.params) == {
@@ -49,7 +49,7 @@ def test_both_parts_are_named_and_survive_the_disk(hubs, tmp_path):
 def test_the_order_of_a_sum_makes_no_difference(hubs):
     popularity = Popularity([3, 0, 9], weight=0.05)
     np.testing.assert_array_equal((popularity + hubs).values, (hubs + popularity).values)
-    with pytest.raises(NNNormError, match="the number added to a bias must be a Popularity"):
+    with pytest.raises(NNNormError, match="the object added to a bias must be a Popularity"):
         sum([hubs])
 
 
@@ -240,7 +240,7 @@ def test_clicks_are_checked_before_the_work_and_gated_methods_are_left_out(traff
     assert {cell.method for cell in tuning.grid} == {"none", "dualis"}
 
 
-def test_a_weight_at_the_end_of_the_grid_is_said(traffic):
+def test_a_weight_at_the_end_of_the_grid_is_reported(traffic):
     # The right items have so many clicks that no weight is too large.
     counts = np.bincount(traffic["truth"], minlength=150)
     popular = counts >= np.sort(counts)[-2]
@@ -251,7 +251,7 @@ def test_a_weight_at_the_end_of_the_grid_is_said(traffic):
         "clicks": np.where(popular, 3, 0),
     }
     noise = 8 * np.random.default_rng(1).normal(size=sure["queries"].shape)
-    with pytest.warns(nnnorm.NNNormWarning, match="the largest one that was tried, 0.12"):
+    with pytest.warns(nnnorm.NNNormWarning, match="the largest one tried, 0.12"):
         nnnorm.tune(**(sure | {"queries": sure["queries"] + noise}), normalize=True)
 
 

@@ -33,6 +33,28 @@ def corrected(small, bias, weight=None):
     return raw - weight * bias.values.astype(float)
 
 
+def test_a_corrector_notices_swapped_arguments_and_evaluates():
+    rng = np.random.default_rng(3)
+    gallery, references, queries = (rng.normal(size=(n, 16)) for n in (60, 80, 40))
+    corrector = nnnorm.Corrector.fit(gallery, references, normalize=True)
+    with pytest.raises(nnnorm.NNNormError, match="queries and gallery look swapped"):
+        search(gallery, queries, corrector)
+    truth = np.arange(40)
+    found = nnnorm.evaluate(queries, gallery, corrector, truth=truth)
+    right = nnnorm.evaluate(queries, gallery, corrector.bias, truth=truth, normalize=True)
+    np.testing.assert_array_equal(found.top1, right.top1)
+    figures = found.to_dict()
+    assert figures["recall_at_1"] == right.recall(1)
+    assert figures["n_gallery"] == 60
+
+
+def test_a_ranking_is_a_table_of_hits():
+    pytest.importorskip("pandas")
+    shown = search(np.eye(3)[:2], np.eye(3), k=2, ids=["a", "b", "c"]).to_pandas()
+    assert shown.columns.tolist() == ["query", "rank", "item", "score"]
+    assert shown.loc[shown["rank"] == 1, "item"].tolist() == ["a", "b"]
+
+
 def test_a_search_ranks_by_score_minus_weighted_bias(small, bias):
     expected = corrected(small, bias)
     found = search(small.queries, small.gallery, bias, k=7)
@@ -123,7 +145,7 @@ def test_a_ranking_file_that_is_none_is_rejected(tmp_path):
 @pytest.mark.parametrize("k", [0, -1, 24, 2.0, True])
 def test_k_out_of_range_says_both_numbers(small, k):
     with pytest.raises(
-        NNNormError, match=rf"k must be a whole number from 1 to the 23 items of gallery; got {k}"
+        NNNormError, match=rf"from 1 to 23, the number of items of gallery; got {k}"
     ):
         search(small.queries, small.gallery, k=k)
 
@@ -160,9 +182,9 @@ def test_a_bias_of_normalized_rows_is_rejected_for_raw_ones_and_says_why(small):
 
 def test_normalized_and_raw_rows_are_not_searched_together(small):
     unit = open_embeddings(small.gallery, name="gallery", normalize=True)
-    with pytest.raises(NNNormError, match="gallery has unit norms and queries does not"):
+    with pytest.raises(NNNormError, match="gallery have norm 1, but rows of queries"):
         search(5 * small.queries, unit)
-    with pytest.raises(NNNormError, match="gallery has unit norms and references does not"):
+    with pytest.raises(NNNormError, match="gallery have norm 1, but rows of references"):
         NNN().fit(unit, 5 * small.references)
 
 
@@ -172,7 +194,7 @@ def unit_rows(array):
 
 def test_references_on_another_scale_than_a_unit_gallery_are_warned_of(small):
     gallery, references = unit_rows(small.gallery), 100 * unit_rows(small.references)
-    with pytest.warns(NNNormWarning, match="gallery has unit norms and references does not"):
+    with pytest.warns(NNNormWarning, match="gallery have norm 1, but rows of references"):
         NNN().fit(gallery, references)
     NNN().fit(gallery, references, normalize=False)  # warnings are errors here
     NNN().fit(gallery, references, normalize=True)
@@ -216,7 +238,7 @@ def test_the_published_dual_dis_takes_no_weight(small):
         search(small.queries, small.gallery, bias, weight=0.5)
 
 
-def test_a_bias_must_be_one(small):
+def test_other_things_than_a_bias_are_rejected(small):
     with pytest.raises(NNNormError, match=r"must be a Bias, .* Bias\.load\(path\); got str"):
         search(small.queries, small.gallery, "bias.safetensors")
     with pytest.raises(NNNormError, match=r"weight must be a number from .*; got 1e"):
@@ -239,7 +261,7 @@ def test_a_bias_from_ready_scores_fits_any_gallery_of_its_size(small):
 
 @pytest.mark.parametrize("ids", [np.arange(23) + 100, [f"photo-{n}" for n in range(23)]])
 @pytest.mark.parametrize("gated", [False, True])
-def test_ids_name_the_items_that_come_back_and_survive_the_disk(small, tmp_path, ids, gated):
+def test_a_ranking_has_the_ids_of_its_hits_and_saves_them(small, tmp_path, ids, gated):
     bias = InvertedSoftmax(gated=gated).fit(small.gallery, small.references)
     found = search(small.queries, small.gallery, bias, k=3, ids=ids)
     np.testing.assert_array_equal(found.ids, np.asarray(ids)[found.indices])

@@ -85,7 +85,7 @@ def test_the_automatic_choice_helps_on_flickr8k(flickr8k):
     assert n1_statistics(ranking, 1000)[2] == pytest.approx(26, abs=1)
 
 
-def test_a_gentle_setting_helps_with_a_foreign_bank(flickr8k):
+def test_a_low_alpha_helps_with_mismatched_past_queries(flickr8k):
     gallery, queries = flickr8k.image["test"], flickr8k.caption["test"]
     after = {
         name: recalls(

@@ -179,7 +179,7 @@ def test_an_error_in_a_thread_reaches_the_caller():
         in_threads(fail, np.zeros((2000, 500)))
 
 
-def test_the_environment_decides_how_many(monkeypatch):
+def test_omp_num_threads_sets_the_number_of_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert count_threads() == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "many")

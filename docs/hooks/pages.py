@@ -22,6 +22,7 @@ PAGES = {
     "examples/shapes/README.md": "shapes.md",
     "reproduction/README.md": "reproduction.md",
     "examples/nnnorm.ipynb": "guide/notebook.md",
+    "src/nnnorm/explore/static/icon.svg": "images/icon.svg",
 }
 FILES = {page: file for file, page in PAGES.items()}
 
@@ -30,6 +31,7 @@ _PICTURE = re.compile(
     r"<picture>\s*<source [^>]*dark[^>]*srcset=\"(?P<dark>[^\"]+)\"[^>]*>\s*"
     r"<img alt=\"(?P<alt>[^\"]*)\" src=\"(?P<light>[^\"]+)\" (?P<width>width=[^>]+)>\s*</picture>"
 )
+_INTERVAL = re.compile(r"(?<=\[)([−+]?[\d.]+,) (?=[−+]?[\d.]+\])")
 _SHOWN = "".join(
     rf"![\g<alt>](\g<{theme}>#only-{theme}){{\g<width>}}" for theme in ("light", "dark")
 )
@@ -54,7 +56,17 @@ def on_page_markdown(markdown, page, config, files: Files):
     markdown = _PICTURE.sub(_SHOWN, markdown)
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
     parts[::2] = [_LINK.sub(lambda link: _site_link(link, uri, files), part) for part in parts[::2]]
+    # Cells of tables are wrapped before an interval, not in it.
+    parts[::2] = [
+        re.sub(r"^\|.*", lambda row: _INTERVAL.sub(r"\1&nbsp;", row[0]), part, flags=re.MULTILINE)
+        for part in parts[::2]
+    ]
     return "".join(parts)
+
+
+def on_page_content(html, page, config, files):
+    """Keep short names in code on one line: browsers break them after a hyphen."""
+    return re.sub(r"(?<=<code)(?=>[^<>]{1,28}</code>)", ' class="whole"', html)
 
 
 def _site_link(link, uri, files):

@@ -3,7 +3,7 @@
     python examples/shapes/build.py                # into src/nnnorm/datasets/shapes.npz
     python examples/shapes/build.py -o other.npz   # somewhere else, to compare
 
-Needs torch (`pip install '.[torch]'`, a CPU build is enough) and takes about a minute on two cores.
+Needs torch (`pip install 'nnnorm[torch]'`, a CPU build is enough) and takes a minute on two cores.
 """
 
 import argparse

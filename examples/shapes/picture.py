@@ -3,7 +3,7 @@
     python examples/shapes/picture.py    # writes docs/images/hub-light.png and hub-dark.png
 
 The same hub is top-1 for three captions without a correction. With automatic settings, the right
-picture is. Needs matplotlib: `pip install '.[plots]'`.
+picture is. Needs matplotlib: `pip install 'nnnorm[plots]'`.
 """
 
 import textwrap

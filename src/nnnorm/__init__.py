@@ -1,7 +1,8 @@
 """nnnorm: make embedding search return the right item instead of the popular one.
 
-Importing the package loads numpy and nothing larger: each name is imported from its module when it
-is first used.
+Start with `Corrector.fit` or ``NNN().fit`` to compute a correction, `search` to use it, and `check`
+to see whether it helps. Importing the package loads no other library: each name is imported from
+its module when you first use it.
 
 >>> import numpy as np, nnnorm
 >>> rng = np.random.default_rng(0)

@@ -1,10 +1,10 @@
 """Files of arrays: `.npy` (memory-mapped), `.npz`, parquet, folders of shards, and URLs.
 
 This module only checks that files can be read; `embeddings.py` checks shapes and values. Nothing is
-unpickled. Parquet needs pyarrow (`pip install 'nnnorm[parquet]'`): embeddings are a list of floats
-per row, and keep the float type of the file. A fit reads its rows more than once. So fsspec copies
-files at a URL (``s3://``, ``gs://``) to a temporary folder (``TMPDIR``), and parquet files that are
-too large for memory are unpacked there to a memory-mapped file.
+unpickled. Parquet files need pyarrow (`pip install 'nnnorm[parquet]'`) and a list of floats per
+row, whose float type is kept. A fit reads its rows more than once. So fsspec downloads files at a
+URL (``s3://``, ``gs://``) to a temporary folder (``TMPDIR``), and parquet files that are too large
+for memory are unpacked to a memory-mapped file in that folder.
 """
 
 import contextlib
@@ -34,30 +34,31 @@ from nnnorm.files import available_memory, check_memory, check_regular, make_map
 
 Array: TypeAlias = npt.NDArray[Any]
 Ids: TypeAlias = npt.NDArray[Any]
-# Names the columns to read, given the header.
+# A function that returns the columns to read, given the header.
 Choose: TypeAlias = Callable[[list[str]], Sequence[str]]
 
-# A Path drops the second slash of a URL. A single letter is a Windows drive.
+# One slash is enough, because a Path drops the second one. A single letter is a Windows drive.
 _URL = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)$", re.DOTALL)
 # Removed when the process ends.
 _TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []
 
 _SUFFIXES = (".npy", ".npz", ".parquet")
-# Folders that hold shards of embeddings: clip-retrieval's names, and one for sounds.
+# Names of folders of shards: those of clip-retrieval, and one for audio.
 _SHARD_FOLDERS = ("img_emb", "text_emb", "audio_emb")
-# Parquet files of more than one part in this many of the memory are unpacked to disk. Packed
-# embeddings take most of the bytes of unpacked ones.
+# Parquet files are unpacked to disk if their size is more than 1/4 of the available memory.
+# Compressed embeddings are nearly as large as uncompressed ones.
 _LARGE_SHARE = 4
 _COLUMN, _IDS = "embedding", "id"
 IDS_FILE = "ids.txt"
 _BATCH_ROWS = 8192
-_LEAST_BYTES = 2  # of a value: float16
+_LEAST_BYTES = 2  # of the smallest float type, float16
 
 
 def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], str, Ids | None]:
-    """Read a file, the shards of a folder, or the files of a pattern or URL, without checks.
+    """Read a file, the shards of a folder, or the files that match a pattern or URL.
 
-    Returns the arrays, the name with the path as it is shown, and the ids of the rows if any.
+    Return the arrays, the name with the path for messages, and the ids of the rows if any. Shapes
+    and values aren't checked.
     """
     path = source.as_posix() if isinstance(source, PurePath) else os.fspath(source)
     url = _URL.match(path)
@@ -75,7 +76,7 @@ def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], 
     parts: list[Array] = []
     ids: list[Any] = []
     for file in files:
-        if file.name == IDS_FILE:  # of `nnnorm encode`, one per line
+        if file.name == IDS_FILE:  # written by `nnnorm encode`, one id per line
             ids = file.read_bytes().decode("utf-8", "surrogateescape").split("\n")[:-1]
         elif file.suffix == ".parquet":
             check_regular(file, f"{name}: {file}")
@@ -89,20 +90,21 @@ def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], 
     try:
         return parts, name, check_names(ids, sum(map(len, parts)), "ids", name)
     except NNNormError as error:
-        if has_list or any(str(one).endswith("\0") for one in ids):  # no column of other things
+        # Otherwise, a column "id" may have been meant for something else.
+        if has_list or any(str(one).endswith("\0") for one in ids):
             raise NNNormError(f"{error}; correct {files[-1].name}, or remove its ids") from None
-        warn(f"{error}; they are ignored: row numbers are the ids, unless you pass ids")
+        warn(f"{error}; row numbers are used instead, unless you pass ids")
         return parts, name, None
 
 
 def _fetch(url: str, name: str) -> list[Path]:
-    """Copy the files of a URL that would be read from a local folder."""
+    """Download the files of a URL that would be read from a local folder."""
     fsspec = require("fsspec", "remote")
     folder = _make_temporary()
     try:
         fs, path = fsspec.core.url_to_fs(url)
-        fs.invalidate_cache()  # see what other processes have written
-        # The ? of an https URL starts its query, which may be a signature; it isn't a pattern.
+        fs.invalidate_cache()  # other processes may have written files since it was filled
+        # In an https URL, ? starts the query, which may be a signature. It isn't a pattern.
         is_web = re.match("https?:", url) is not None
         parent, _, last = path.partition("?" if is_web else "\0")[0].rstrip("/").rpartition("/")
         if (is_web and Path(last).suffix in _SUFFIXES) or fs.isfile(path):
@@ -142,8 +144,8 @@ def _list_files(path: Path, name: str) -> list[Path]:
     if path.exists():
         if path.suffix not in _SUFFIXES:
             raise NNNormError(
-                f"{name}: expected one of {', '.join(_SUFFIXES)} or a folder of them; "
-                f"got the suffix {path.suffix!r}"
+                f"{name} must be a file with the suffix {', '.join(_SUFFIXES[:-1])} or "
+                f"{_SUFFIXES[-1]}, or a folder of such files; got the suffix {path.suffix!r}"
             )
         return [path]
     matches = sorted(path.parent / file for file in glob.glob(path.name, root_dir=path.parent))
@@ -155,11 +157,11 @@ def _list_files(path: Path, name: str) -> list[Path]:
 
 
 def _find_shards(folder: Path, name: str) -> list[Path]:
-    """List the shards of a folder by their numbers: ``img_emb_2`` before ``img_emb_10``."""
+    """List the shards of a folder by number: ``img_emb_2`` before ``img_emb_10``."""
     if folder.suffix == ".partial":
         raise NNNormError(
             f"{name} is a folder of unfinished embeddings; run the same nnnorm encode command "
-            f"again, which finishes it and names it {folder.stem}"
+            f"again, which encodes the rest and renames the folder to {folder.stem}"
         )
     shards = _numbered(folder.glob("*.npy")) or _numbered(folder.glob("*.parquet"))
     if not shards:
@@ -177,14 +179,14 @@ def _find_shards(folder: Path, name: str) -> list[Path]:
     if missing is not None or len(set(numbers)) != len(numbers):
         what = "a number occurs twice" if missing is None else f"number {missing} is missing"
         raise NNNormError(
-            f"{name}: the {len(shards)} shards must be numbered without gaps, but {what}; "
-            "rows would be shifted against their metadata"
+            f"{name}: the {len(shards)} shards must be numbered without gaps, but {what}; add or "
+            "rename files, because rows would no longer match their metadata"
         )
     return [path for _, path in shards]
 
 
 def _numbered(files: Iterable[Path]) -> list[tuple[int, Path]]:
-    """The files whose names end in a number, by their numbers."""
+    """Return the files whose names end in a number, sorted by number."""
     found = ((re.search(r"(\d+)$", file.stem), file) for file in files)
     return sorted((int(match[1]), file) for match, file in found if match)
 
@@ -195,14 +197,14 @@ def _read_array(path: Path, name: str) -> Array:
     arrays = read_npz(path, name, only=("embedding", "embeddings"))
     if len(arrays) != 1:
         raise NNNormError(
-            f"{name} must hold one array, or one named 'embedding'; got {len(arrays)}: "
+            f"{name} must contain one array, or one named 'embedding'; got {len(arrays)}: "
             f"{', '.join(arrays) or 'none'}"
         )
     return next(iter(arrays.values()))
 
 
 def map_npy(path: str | os.PathLike[str], name: str | None = None) -> Array:
-    """Map a `.npy` file into memory, or raise an error that says why it can't be read."""
+    """Map a `.npy` file into memory; if it can't be read, raise an error with the reason."""
     check_regular(path, name and f"{name}: {path}")
     with reading(name or path, ".npy"):
         return np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
@@ -211,7 +213,7 @@ def map_npy(path: str | os.PathLike[str], name: str | None = None) -> Array:
 def read_npz(
     path: str | os.PathLike[str], name: str | None = None, *, only: Sequence[str] = ()
 ) -> dict[str, Array]:
-    """Read the arrays of a `.npz` file, or only those of some names if it has one of them."""
+    """Read the arrays of a `.npz` file; if some are named in `only`, read only those."""
     check_regular(path, name)
     with reading(name or path, ".npz"), zipfile.ZipFile(path) as archive:
         entries = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
@@ -227,7 +229,7 @@ def read_npz(
 
 
 def check_columns(name: object, needed: Sequence[str], header: list[str]) -> None:
-    """Raise unless a table has each of some columns once."""
+    """Raise an error unless a table has each of the needed columns exactly once."""
     for column in needed:
         if column not in header:
             raise NNNormError(
@@ -241,10 +243,13 @@ def check_columns(name: object, needed: Sequence[str], header: list[str]) -> Non
 def _open_parquet(
     path: Path, name: str, choose: Choose, *, in_parts: bool = False
 ) -> Iterator[tuple[Any, list[str]]]:
-    """Open a file, and choose columns that fit in memory, packed or not, whole or in row groups."""
+    """Open a parquet file; raise unless its columns, or with `in_parts` a row group, fit in memory.
+
+    Yield the file and the names of the chosen columns.
+    """
     require("pyarrow", "parquet")
     parquet = require("pyarrow.parquet", "parquet")
-    # Not all of it is read at once.
+    # Without pre_buffer, row groups are read one after the other.
     with reading(name, "parquet"), parquet.ParquetFile(path, pre_buffer=False) as file:
         columns = list(choose(file.schema_arrow.names))
         check_columns(name, columns, file.schema_arrow.names)
@@ -268,9 +273,9 @@ def read_cells(path: Path, choose: Choose) -> dict[str, list[Any]]:
 def read_batches(
     path: Path, name: str, choose: Choose, *, in_parts: bool = True
 ) -> Iterator[tuple[int, Array, dict[str, Any]]]:
-    """Read embeddings, the first of the chosen columns, and the others in batches.
+    """Yield batches of a parquet file: its number of rows, embeddings, and the other columns.
 
-    Each comes with the number of rows in the file.
+    The embeddings are in the first of the chosen columns.
     """
     with _open_parquet(path, name, choose, in_parts=in_parts) as (file, columns):
         from pyarrow import types
@@ -298,12 +303,12 @@ def read_batches(
             rows = found.flatten().to_numpy(zero_copy_only=False).reshape(len(found), -1)
             yield n_rows, rows, {other: np.asarray(batch.column(other)) for other in others}
             start += len(found)
-        if start != n_rows:  # rows that were never read must not pass for embeddings
+        if start != n_rows:  # otherwise, the last rows would be uninitialized
             raise ValueError(f"expected {n_rows} rows; got {start}")
 
 
 def _read_parquet(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any]]:
-    """Read the column `embedding` into memory or a temporary file, and a column `id`."""
+    """Read the column `embedding` into memory or a temporary file, and the column `id` if any."""
 
     def choose(header: list[str]) -> list[str]:
         return [_COLUMN, _IDS] if _IDS in header else [_COLUMN]
@@ -319,7 +324,7 @@ def _read_parquet(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any
             whole = np.empty((n_rows, rows.shape[1]), dtype=rows.dtype)
         whole[start : start + len(rows)] = rows
         start += len(rows)
-        for found in others.values():  # `tolist` makes whole numbers of dates
+        for found in others.values():  # `tolist` would convert dates to whole numbers
             ids += list(found) if found.dtype.kind == "M" else found.tolist()
     whole.flags.writeable = False
     return whole, ids
@@ -329,8 +334,8 @@ def _read_parquet(path: Path, name: str, to_disk: bool) -> tuple[Array, list[Any
 
 
 def check_names(ids: Any, n_items: int, what: str, name: str) -> Ids:
-    """Return ids or parents as an array of int64 or str, or raise unless there is one per item."""
-    # An object array keeps the values apart that numpy would turn into strings: ["a", 1].
+    """Return ids or parents as an array of int64 or str; raise unless there is one per item."""
+    # In an object array, the 1 of ["a", 1] stays a number; numpy would convert it to a string.
     array = ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=object)
     values = array.tolist()
     problem = f"got shape {array.shape}, not ({n_items},)"
@@ -347,9 +352,9 @@ def check_names(ids: Any, n_items: int, what: str, name: str) -> Ids:
         elif halves:
             problem = f"{halves[0]!r:.60} isn't valid UTF-8"
         elif 0 < len(texts) < n_items:
-            problem = f"pass all of them as strings, as {texts[0]!r} is one"
+            problem = f"{texts[0]!r} is a string, so pass all of them as strings"
         else:
             with contextlib.suppress(OverflowError):
                 return np.array(values, dtype=str if texts else np.int64)
-            problem = "a number does not fit in 64 bits with a sign"
+            problem = "a number doesn't fit in a signed 64-bit integer, so pass strings"
     raise NNNormError(f"{what} must be one whole number or string per item of {name}; {problem}")

@@ -167,6 +167,8 @@ def augment_gallery(
     Examples
     --------
     >>> import numpy as np
+    >>> from nnnorm import Bias
+    >>> from nnnorm.augmentation import augment_gallery
     >>> augment_gallery(np.eye(2), Bias(np.array([0.25, 0.5]), 1.0, "nnn")).tolist()
     [[1.0, 0.0, 0.25], [0.0, 1.0, 0.5]]
     """
@@ -214,6 +216,8 @@ def augment_queries(
     Examples
     --------
     >>> import numpy as np
+    >>> from nnnorm import Bias
+    >>> from nnnorm.augmentation import augment_queries
     >>> augment_queries(np.eye(2), Bias(np.array([0.25, 0.5]), 0.75, "nnn")).tolist()
     [[1.0, 0.0, -0.75], [0.0, 1.0, -0.75]]
     """

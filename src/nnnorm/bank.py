@@ -136,6 +136,7 @@ class Bank:
         Examples
         --------
         >>> import numpy as np
+        >>> from nnnorm import Bank
         >>> Bank.of(np.eye(3), times=["2026-05-01"] * 3)
         Bank(3 unique of 3 queries, dim 3, seen 2026-05-01)
         >>> Bank.of("queries.parquet", times="asked_at")  # doctest: +SKIP
@@ -156,7 +157,7 @@ class Bank:
         return len(self._kept.rows)
 
     def __repr__(self) -> str:
-        facts = [f"{describe_unique(len(self), self.is_sample)} of {self.n_seen:,} queries"]
+        facts = [f"{describe_unique(len(self), self.is_sample)} of {self.n_kept:,} queries"]
         facts.append(f"dim {self.dim}")
         if self.normalized:
             facts.append("normalized")
@@ -172,7 +173,12 @@ class Bank:
     @property
     def is_sample(self) -> bool:
         """Whether the bank is a random sample of the unique queries."""
-        return int(self._kept.counts.sum()) < self.n_seen - self.n_forgotten
+        return int(self._kept.counts.sum()) < self.n_kept
+
+    @property
+    def n_kept(self) -> int:
+        """Number of past queries without forgotten ones."""
+        return self.n_seen - self.n_forgotten
 
     @property
     def rows(self) -> FloatArray:
@@ -209,13 +215,13 @@ class Bank:
         Examples
         --------
         >>> import numpy as np
+        >>> from nnnorm import Bank
         >>> Bank.of(np.eye(3)).embeddings().shape
         (3, 3)
         """
         if self._opened is None:
             opened = open_embeddings(self.rows, name="references", normalize=self.normalized)
-            n_queries = self.n_seen - self.n_forgotten
-            self._opened = replace(opened, counts=self.counts, n_queries=n_queries)
+            self._opened = replace(opened, counts=self.counts, n_queries=self.n_kept)
         return self._opened
 
     def to_dict(self) -> dict[str, Any]:
@@ -224,6 +230,7 @@ class Bank:
         Examples
         --------
         >>> import numpy as np
+        >>> from nnnorm import Bank
         >>> Bank.of(np.eye(3), counts=[3, 1, 1]).to_dict()["n_seen"]
         5
         """
@@ -263,6 +270,7 @@ class Bank:
         Examples
         --------
         >>> import numpy as np
+        >>> from nnnorm import Bank
         >>> bank = Bank.of(np.eye(3)[:2])
         >>> bank.add(np.eye(3))
         >>> len(bank), bank.counts.tolist()
@@ -285,6 +293,7 @@ class Bank:
         Examples
         --------
         >>> import numpy as np
+        >>> from nnnorm import Bank
         >>> bank = Bank.of(np.eye(3), times=["2026-05-01", "2026-05-02", "2026-05-03"])
         >>> bank.forget(before="2026-05-02")
         >>> len(bank)
@@ -340,8 +349,8 @@ class Bank:
         self.n_seen += n_seen
         if latest > datetime.now(UTC).timestamp() + _A_DAY:
             warn(
-                f"{name} has rows dated in the future, up to "
-                f"{str(np.datetime64(int(latest), 's'))[:10]}, which forget won't drop; correct "
+                f"some rows of {name} are dated in the future, up to "
+                f"{str(np.datetime64(int(latest), 's'))[:10]}, and forget won't drop them; correct "
                 "their times (dates, or seconds since 1970)"
             )
 
@@ -368,6 +377,7 @@ class Bank:
         Examples
         --------
         >>> import numpy as np, tempfile
+        >>> from nnnorm import Bank
         >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "bank.safetensors"
         >>> Bank.of(np.eye(3)).save(path)
@@ -391,6 +401,7 @@ class Bank:
 
         Examples
         --------
+        >>> from nnnorm import Bank
         >>> Bank.load("nowhere.safetensors")
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bank file nowhere.safetensors; ...

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.dedup import describe_size
 from nnnorm.embeddings import Embeddings, FloatArray
 from nnnorm.errors import NNNormError, check_number, check_type, first_line
 from nnnorm.files import load_record, save_record
@@ -62,6 +63,8 @@ class Popularity:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from nnnorm import Bias, Popularity
     >>> hubs = Bias(np.array([0.5, 0.25]), weight=0.5, method="nnn")
     >>> both = hubs + Popularity([0, 99], weight=0.02)
     >>> (-both.correction).round(3).tolist(), both.params["popularity_weight"]
@@ -127,6 +130,7 @@ class Bias:
     Examples
     --------
     >>> import numpy as np
+    >>> from nnnorm import Bias
     >>> bias = Bias(np.array([0.2, 0.4]), weight=0.5, method="nnn")
     >>> bias.correction.round(3).tolist()
     [0.1, 0.2]
@@ -168,7 +172,7 @@ class Bias:
         for name, value in shown.items():
             if isinstance(value, int | float | str):
                 settings += f", {name}={value:{'.4g' if isinstance(value, float) else ''}}"
-        bank = "" if self.n_references is None else f", {self.n_references:,} references"
+        bank = f", {self.past_queries}" if self.n_references else ""
         return f"Bias({self.method}: {len(self):,} items{bank}, {settings})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -179,7 +183,7 @@ class Bias:
 
     def __add__(self, other: Popularity) -> "Bias":
         """Return the bias with clicks, so that popular items stay on top."""
-        check_type("the number added to a bias", other, Popularity, "such as Popularity(clicks)")
+        check_type("the object added to a bias", other, Popularity, "such as Popularity(clicks)")
         if len(other) != len(self):
             raise NNNormError(
                 f"clicks must have one number per item of the bias, {len(self)}; got {len(other)}"
@@ -218,6 +222,12 @@ class Bias:
         """Number of references averaged per item; None for methods that don't average any."""
         reference_k = self.params.get("reference_k")
         return None if reference_k is None else int(reference_k)
+
+    @property
+    def past_queries(self) -> str:
+        """The number of past queries in words: ``600 past queries (593 unique)``."""
+        is_sample = self.params.get("references_sampled", False)
+        return describe_size(self.n_references or 0, self.params.get("n_unique"), is_sample)
 
     def fits(self, gallery: Embeddings) -> bool:
         """Whether this bias was fitted on this gallery, by size and fingerprint."""
@@ -272,6 +282,7 @@ class Bias:
         Examples
         --------
         >>> import numpy as np, tempfile
+        >>> from nnnorm import Bias
         >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "bias.safetensors"
         >>> Bias(np.array([0.1, 0.2]), 0.5, "nnn").save(path)
@@ -299,6 +310,7 @@ class Bias:
 
         Examples
         --------
+        >>> from nnnorm import Bias
         >>> Bias.load("nowhere.safetensors")
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bias file nowhere.safetensors; ...

@@ -69,6 +69,8 @@ class Calibration:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from nnnorm import calibrate
     >>> rng = np.random.default_rng(0)
     >>> confidence = rng.normal(size=400)
     >>> found = calibrate(confidence, rng.random(400) < 1 / (1 + np.exp(-2 * confidence)))
@@ -158,6 +160,8 @@ def calibrate(confidence: npt.ArrayLike, is_right: npt.ArrayLike | None = None) 
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from nnnorm import calibrate
     >>> rng = np.random.default_rng(0)
     >>> confidence = rng.normal(size=300)
     >>> calibration = calibrate(confidence, confidence + rng.normal(size=300) > 0)

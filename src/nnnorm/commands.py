@@ -1,4 +1,4 @@
-"""Commands to run next, as a shell takes them, in parts that belong together."""
+"""Suggested commands in shell syntax, as parts that must not be broken across lines."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def write_command(name: str, options: Mapping[str, Any]) -> list[str]:
-    """Write a command; what is None is left out, and a list repeats its option."""
+    """Return the parts of a command; None leaves out an option, and a list repeats it."""
     parts = [f"nnnorm {name}"]
     for option, given in options.items():
         flag = option if option.startswith("-") else f"--{option.replace('_', '-')}"
@@ -37,7 +37,7 @@ def write_fit(
 
 
 def wrap_command(parts: Sequence[str], columns: int) -> str:
-    """Join a command, in several lines that a shell takes as one if it is long."""
+    """Join the parts of a command; if it is long, break it into lines that end in a backslash."""
     rows = [parts[0]]
     for part in parts[1:]:
         if len(rows[-1]) + len(part) + len("  \\") > columns:

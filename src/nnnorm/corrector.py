@@ -72,7 +72,7 @@ class RefitReport:
         Correlation of the previous and the new biases; 0 if one of them is constant.
     mean_shift : float
         Mean correction (weight · bias) after the refit minus the mean before it.
-    changed_first_places : float
+    changed_top1 : float
         Share of queries with another top-1 item.
     n_items, n_queries : int
         Number of items and queries that were compared.
@@ -80,7 +80,7 @@ class RefitReport:
 
     correlation: float
     mean_shift: float
-    changed_first_places: float
+    changed_top1: float
     n_items: int
     n_queries: int
 
@@ -133,6 +133,8 @@ class Corrector:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from nnnorm import Corrector
     >>> rng = np.random.default_rng(0)
     >>> gallery, references, new, queries = (rng.normal(size=(n, 8)) for n in (40, 99, 5, 3))
     >>> corrector = Corrector.fit(gallery, references, normalize=True)
@@ -168,10 +170,7 @@ class Corrector:
     def __repr__(self) -> str:
         rows = "normalized" if self.normalize else "unit" if self.unit else "raw"
         setting = f"{self.method.name} {describe_setting(self.method.name, self.method.params)}"
-        return (
-            f"Corrector({setting.strip()}, {len(self.bank):,} references of {self.dim} "
-            f"dimensions, {rows})"
-        )
+        return f"Corrector({setting.strip()}, {self.bias.past_queries}, dim {self.dim}, {rows})"
 
     # --- fit and refit -----------------------------------------------------------------------
 
@@ -238,10 +237,12 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector, NNN
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
-        Corrector(nnn reference_k=4 alpha=0.5, 99 references of 8 dimensions, normalized)
+        Corrector(nnn reference_k=4 alpha=0.5, 99 past queries, dim 8, normalized)
         """
         check_method(method)
         check_solver(solver, quality)
@@ -335,6 +336,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector, NNN
         >>> rng = np.random.default_rng(0)
         >>> gallery, old, new = (rng.normal(size=(n, 8)) for n in (40, 99, 99))
         >>> first = Corrector.fit(gallery, old, NNN(4, 0.5), normalize=True)
@@ -447,6 +450,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> corrector = Corrector.fit(gallery, references, normalize=True)
@@ -493,6 +498,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> stored = Corrector.fit(gallery, references, normalize=True).transform_items(gallery)
@@ -524,6 +531,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector, NNN
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> corrector = Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
@@ -558,6 +567,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector, search
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> corrector = Corrector.fit(gallery, references, normalize=True)
@@ -602,6 +613,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector, NNN, Popularity
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> corrector = Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
@@ -634,6 +647,8 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import Corrector
         >>> from nnnorm import calibrate, search
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
@@ -778,7 +793,9 @@ class Corrector:
 
         Examples
         --------
+        >>> import numpy as np
         >>> import tempfile
+        >>> from nnnorm import Corrector
         >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "corrector.safetensors"
         >>> rng = np.random.default_rng(0)
@@ -809,6 +826,7 @@ class Corrector:
 
         Examples
         --------
+        >>> from nnnorm import Corrector
         >>> Corrector.load("nowhere.safetensors")
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no corrector file nowhere.safetensors; ...
@@ -903,7 +921,7 @@ def _report(old: Bias, new: Bias, items: Embeddings, asked: Embeddings) -> Refit
     return RefitReport(
         correlation=0.0 if is_flat else float(np.corrcoef(before, after)[0, 1]),
         mean_shift=new.weight * float(after.mean()) - old.weight * float(before.mean()),
-        changed_first_places=float((first[0] != first[1]).mean()),
+        changed_top1=float((first[0] != first[1]).mean()),
         n_items=len(items),
         n_queries=len(some),
     )

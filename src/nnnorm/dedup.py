@@ -1,17 +1,17 @@
-"""Unique queries: each past query counts once, however often and in whatever wording.
+"""Unique queries: each past query counts once, no matter how often or in which words it was asked.
 
 Query logs repeat queries. Without this step, the k best references of a popular item would be
 copies of one query, and its bias would measure popularity.
 
 A row is a copy if it equals an earlier row, or if its cosine with an earlier unique row is above
-`NEAR_COPY`. A hash finds equal rows. Near copies are looked for if there are at most 32,768 rows,
-or if random rows have at least two near copies each on average. With fewer, popular queries hardly
-change a mean, and the search takes as long as scoring 2,000 items.
+`NEAR_COPY` (a near-duplicate). A hash finds equal rows. Near-duplicates are searched for if there
+are at most 32,768 rows, or if a random row has at least two of them on average. With fewer, popular
+queries hardly change a mean, and the search takes as long as scoring 2,000 items.
 
-Up to 4,096 rows, every row is compared with all others. Beyond that, rows are projected to 64
-dimensions, each unique row belongs to the cell of the closest of some √n others, and a new row is
-compared with the rows of about 10 cells close to it. The time grows with n·√n, and a few percent of
-the near copies are missed.
+Up to 4,096 rows, every row is compared with all others. With more rows, they are projected to 64
+dimensions and clustered into about √n cells, and a new row is compared only with the unique rows of
+about 10 cells close to it. The time grows with n·√n, and a few percent of the near-duplicates are
+missed.
 """
 
 from collections.abc import Iterator
@@ -29,50 +29,51 @@ from nnnorm.scoring import strips_in_order
 Duplicates = Literal["drop", "keep"]
 Half: TypeAlias = npt.NDArray[np.float16]
 
-# Two wordings of one query have a cosine of about 0.9 and more in CLIP-like models, and captions of
-# one picture by different people about 0.7: docs/automatic-rule.md has the figures.
+# In CLIP-like models, two wordings of one query have a cosine of about 0.9 or more. Captions of one
+# picture by different people have about 0.7. docs/automatic-rule.md has the figures.
 NEAR_COPY = 0.88
 
 _EXACT_ROWS = 4096
-# Whether near copies are looked for: number of rows, near copies per sampled row; rows sampled,
-# rows they are compared with.
+# Near-duplicates are searched for with at most this many rows, or at least this many of them per
+# sampled row. `_N_SAMPLED` rows are compared with `_N_COMPARED`.
 _FEW_ROWS, _FEW_COPIES = 2**15, 2.0
 _N_SAMPLED, _N_COMPARED = 512, 2**14
 _BATCH_ROWS, _STRIP_ROWS = 5120, 512
 _TILE = 2**18
 _N_PROJECTED = 64
 _N_PROBES, _MORE_PROBES = 10, 40
-# A projected squared distance has a standard deviation of 17 %: 1.4 loses 1 % at the threshold.
+# Squared distances after projection have a standard deviation of 17 %. With a threshold higher by
+# this factor, 1 % of the pairs at the threshold are missed.
 _SLACK = 1.4
 _TINY = np.float32(1e-20)
-# Fewer unique rows than this, if nine in ten rows were copies, may come from a model that puts all
-# texts close together, and not from a log that repeats itself.
+# If nine in ten rows are copies and fewer unique rows than this are left, the log may repeat
+# itself, or the model puts all texts close together.
 _FEW_UNIQUE = 32
 
 
 def as_units(rows: npt.NDArray[Any]) -> FloatArray:
-    """Rows divided by their norms, in float32."""
+    """Return the rows divided by their norms, in float32."""
     wide = np.asarray(rows, dtype=np.float32)
     return np.asarray(wide / measure_rows(wide)[:, None]) if len(wide) else wide
 
 
 def hash_rows(rows: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint64]:
-    """A number per row, the same for equal rows."""
+    """Return a hash per row, the same for equal rows."""
     n_rows, dim = rows.shape
     weights = np.random.default_rng(0).integers(2**63, size=-(-dim // 2), dtype=np.uint64) * 2 + 1
     hashes = np.empty(n_rows, dtype=np.uint64)
     buffer = np.zeros((256, 2 * len(weights)), dtype=np.float32)
-    for start in range(0, n_rows, len(buffer)):  # in the cache of a core
+    for start in range(0, n_rows, len(buffer)):  # small blocks stay in the cache of a core
         some = rows[start : start + len(buffer)]
         np.add(some, np.float32(0), out=buffer[: len(some), :dim])  # -0 becomes 0
         words = buffer[: len(some)].view(np.uint64)
-        # The upper half of a word alone would only change the upper half of the sum.
+        # Without the xor, the upper half of a word would only change the upper half of the sum.
         hashes[start : start + len(some)] = (words ^ (words >> np.uint64(32))) @ weights
     return hashes
 
 
 def append_rows(array: npt.NDArray[Any], n: int, more: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Put `more` after the first `n` rows; an array that is too short is copied to a longer one."""
+    """Put `more` after the first `n` rows, in a longer copy of the array if it is too short."""
     if n + len(more) > len(array):
         longer = np.empty((max(n + len(more), 2 * n), *more.shape[1:]), dtype=more.dtype)
         longer[:n] = array[:n]
@@ -82,7 +83,7 @@ def append_rows(array: npt.NDArray[Any], n: int, more: npt.NDArray[Any]) -> npt.
 
 
 class UniqueRows:
-    """Unique rows in float16, and which of them each row that comes later is a copy of."""
+    """Unique rows in float16; finds the unique row that each later row is a copy of."""
 
     def __init__(self, rows: Half) -> None:
         self._rows, self._n = rows, len(rows)
@@ -97,11 +98,11 @@ class UniqueRows:
 
     @property
     def rows(self) -> Half:
-        """The unique rows in the order of arrival, each of norm 1."""
+        """The unique rows in the order in which they were added, each of norm 1."""
         return self._rows[: self._n]
 
     def add(self, rows: FloatArray) -> tuple[IntArray, IntArray]:
-        """Add rows in the order of arrival; return every row's slot, and which rows are new."""
+        """Add rows; return the number of each row's unique row, and which rows are new."""
         slots, new = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for start in range(0, len(rows), _BATCH_ROWS):
             units = as_units(rows[start : start + _BATCH_ROWS])
@@ -123,7 +124,7 @@ class UniqueRows:
         return np.concatenate(slots), np.concatenate(new)
 
     def _place(self, units: FloatArray, rounded: Half) -> tuple[IntArray, IntArray]:
-        """The slot of every row, and which rows got a new one."""
+        """Return the number of each row's unique row, and which rows are new."""
         dim = units.shape[1]
         if self._axes is None and self._n + len(units) > _EXACT_ROWS and dim > 1.5 * _N_PROJECTED:
             axes, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((dim, _N_PROJECTED)))
@@ -136,7 +137,7 @@ class UniqueRows:
         found = np.full(len(units), -1, dtype=np.int64)
         self._match(units, points, found, self._gaps[0])
         if 0 < 2 * np.count_nonzero(found < 0) < len(units):
-            # Most rows of a raw log are copies, so a few percent missed would add up.
+            # If most rows are copies, as in a raw log, the few percent that are missed add up.
             self._match(units, points, found, self._gaps[1])
         left = np.flatnonzero(found < 0)
         originals = find_originals(units[left], points[left], self._closest)
@@ -150,7 +151,7 @@ class UniqueRows:
         return found, new
 
     def _project(self, units: npt.NDArray[Any]) -> FloatArray:
-        """Points: projected rows and two more columns, 1 and minus half the squared norm."""
+        """Return points: projected rows, and two columns with 1 and minus half the squared norm."""
         n_columns = units.shape[1] if self._axes is None else _N_PROJECTED
         points = np.ones((len(units), n_columns + 2), dtype=np.float32)
         for part in _slices(len(units)):
@@ -160,14 +161,14 @@ class UniqueRows:
         return points
 
     def _make_cells(self) -> None:
-        """Make cells for the rows there are and up to four times as many."""
+        """Choose cells for the current rows and up to four times as many."""
         self._made_for = 4 * self._n
         n_cells = min(round(1.5 * self._made_for**0.5), 2**15, self._n // 2)
         drawn = np.random.default_rng(0).permutation(self._n)[: 4 * n_cells]
-        # Half of the projected columns find the same cell nearly as often as all of them.
+        # With half of the projected columns, a copy is in the same cell nearly as often.
         n_columns = self._points.shape[1] - 2 if self._axes is None else _N_PROJECTED // 2
         sample = self._points[drawn, :n_columns]
-        # Points less their mean decide, so that no center attracts all of them.
+        # The mean is subtracted, so that no center attracts all points.
         self._mean = sample.mean(axis=0)
         self._centers = as_units(sample[:n_cells] - self._mean + _TINY).T
         scores = self._score(sample[n_cells:])
@@ -178,11 +179,11 @@ class UniqueRows:
         self._cells = np.concatenate(cells).astype(np.uint16)
 
     def _score(self, points: FloatArray) -> FloatArray:
-        """How well every point fits every cell."""
+        """Return how well every point fits every cell."""
         return np.asarray((points[:, : len(self._mean)] - self._mean) @ self._centers)
 
     def _match(self, units: FloatArray, points: FloatArray, found: IntArray, gap: float) -> None:
-        """Find the most similar unique row of rows without one, in cells that fit about as well."""
+        """For rows without a match, find the most similar unique row in the cells that fit best."""
         left = np.flatnonzero(found < 0)
         pairs = []
         for part in _slices(len(left)):
@@ -205,7 +206,7 @@ class UniqueRows:
                 for at in range(0, len(rows) if len(members) else 0, step):
                     part = rows[at : at + step]
                     close = np.flatnonzero(points.take(part, axis=0) @ others.T > self._closest)
-                    # Of a model that puts all texts close together, most pairs are close.
+                    # If a model puts all texts close together, most pairs are close.
                     if 64 * len(close) > len(part) * len(members):
                         cosines = units[part] @ self._rows[members].astype(np.float32).T
                         a, b = np.nonzero(cosines > NEAR_COPY)
@@ -221,19 +222,19 @@ class UniqueRows:
         strips = strips_in_order(search, n_cells, -(-n_cells // 16))
         near, slots, cosines = _joined([pairs for _, _, pairs in strips])
         order = np.lexsort((-slots, cosines))
-        found[near[order]] = slots[order]  # the last of several stays
+        found[near[order]] = slots[order]  # the last one stays, which is the most similar
 
 
 _NO_PAIRS = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 def _swapped(points: FloatArray) -> FloatArray:
-    """The other side of a product of points, which is minus half their squared distance."""
+    """Swap the last two columns: products of both forms are minus half the squared distances."""
     return np.concatenate([points[:, :-2], points[:, :-3:-1]], axis=1)
 
 
 def _by_cell(numbers: IntArray, cells: npt.NDArray[Any], n_cells: int) -> list[IntArray]:
-    """The numbers in each cell, in their order."""
+    """Return the numbers in each cell, in their order."""
     edges = np.bincount(cells, minlength=n_cells).cumsum()[:-1]
     return np.split(numbers[np.argsort(cells, kind="stable")], edges)
 
@@ -248,15 +249,15 @@ def _joined(parts: list[Any]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class References:
-    """The past queries that a method is fitted on: every row, or the unique ones."""
+    """The past queries of a fit: every row, or the unique ones."""
 
     embeddings: Embeddings
     n_given: int
     fingerprint: str
-    # Of unique rows: their numbers among the given rows, and how many rows each stands for.
+    # For unique rows: their numbers among the given rows, and the number of rows each represents.
     rows: IntArray | None = None
     counts: IntArray | None = None
-    # Whether these are a random sample of more unique rows.
+    # Whether these are a random sample of a larger number of unique rows.
     is_sample: bool = False
 
     def __len__(self) -> int:
@@ -264,13 +265,13 @@ class References:
 
     @property
     def params(self) -> dict[str, Any]:
-        """Entries for the `params` of a bias; empty if every row is used."""
+        """Entries for the `params` of a bias; empty unless only unique rows are used."""
         sampled = {"references_sampled": True} if self.is_sample else {}
         return {} if self.counts is None else {"n_unique": len(self), **sampled}
 
 
 def unique_rows(references: Embeddings, progress: Progress | None = None) -> References:
-    """Find the unique rows of past queries, which a bank has already."""
+    """Return the unique rows of past queries; those of a bank are already unique."""
     if references.counts is not None:
         given, fingerprint = references.n_queries, references.fingerprint
         is_sample = int(references.counts.sum()) < given
@@ -281,7 +282,7 @@ def unique_rows(references: Embeddings, progress: Progress | None = None) -> Ref
         whole = references.rows(0, len(references))
         rows, counts = np.unique(find_originals(whole), return_counts=True)
         if not references.in_memory:
-            kept = Embeddings([whole[rows]], references.name)  # the source is not read again
+            kept = Embeddings([whole[rows]], references.name)  # avoids reading the source again
     elif len(references) <= _FEW_ROWS:
         rows, counts = _search(references, progress)
     else:
@@ -290,7 +291,7 @@ def unique_rows(references: Embeddings, progress: Progress | None = None) -> Ref
         order = np.argsort(rows)
         rows, counts = rows[order], counts[order]
         has_copies = len(rows) <= _FEW_ROWS
-        if not has_copies:  # how many near copies has a random one of different rows?
+        if not has_copies:  # estimate the number of near-duplicates of a random row
             rng, n_drawn = np.random.default_rng(0), min(len(rows), _N_COMPARED)
             units = as_units(references.take(rng.choice(rows, n_drawn, replace=False)))
             n_near = np.count_nonzero(units[:_N_SAMPLED] @ units.T > NEAR_COPY) - _N_SAMPLED
@@ -305,9 +306,10 @@ def unique_rows(references: Embeddings, progress: Progress | None = None) -> Ref
 def find_originals(
     rows: FloatArray, points: FloatArray | None = None, closest: float = 0
 ) -> IntArray:
-    """The number of the unique row that each row is a copy of, or its own: all are compared.
+    """Return the number of the unique row that each row is a copy of, or its own number.
 
-    With the points of unit rows, only rows that have a close one before them are looked at again.
+    All rows are compared with each other. With the points of unit rows, exact cosines are computed
+    only for rows that have a close row before them.
     """
     units = rows if points is not None else as_units(rows)
     originals = np.arange(len(rows))
@@ -333,7 +335,7 @@ def find_originals(
 
 
 def _search(references: Embeddings, progress: Progress | None) -> tuple[IntArray, IntArray]:
-    """Find the rows that aren't near-duplicates, and the number of rows that each represents."""
+    """Return the numbers of the unique rows, and the number of rows that each represents."""
     unique = UniqueRows(np.empty((0, references.dim), np.float16))
     slots, rows = [], []
     for start, block in references.blocks():
@@ -353,8 +355,8 @@ def drop_copies(
         raise NNNormError(f"duplicates must be 'drop' or 'keep'; got {duplicates!r}")
     if duplicates == "keep" and references.counts is not None:
         raise NNNormError(
-            "a bank keeps every unique query once, so it has no duplicates to keep; leave out "
-            'duplicates, or pass the queries themselves with duplicates="keep"'
+            'duplicates="keep" needs all past queries, but a bank has only the unique ones; leave '
+            "out duplicates, or pass the queries themselves"
         )
     if duplicates == "keep":
         return References(references, len(references), references.fingerprint)
@@ -362,7 +364,7 @@ def drop_copies(
     if not unique.is_sample and len(unique) < min(_FEW_UNIQUE, unique.n_given / 10):
         warn(
             f"only {len(unique):,} of the {unique.n_given:,} rows of {unique.embeddings.name} are "
-            f"unique queries: the others have a cosine above {NEAR_COPY} with one of these and "
+            f"unique queries. The others have a cosine above {NEAR_COPY} with one of them, so they "
             "count as copies; if your model puts different queries this close together, pass the "
             'queries themselves with duplicates="keep" (fit --set duplicates=keep)'
         )
@@ -375,8 +377,8 @@ def describe_unique(n_unique: int, sampled: bool = False) -> str:
 
 
 def describe_size(n_references: int, n_unique: int | None, sampled: bool = False) -> str:
-    """Describe a number of references, and that of unique ones if it differs."""
-    size = f"{n_references:,} references"
+    """Describe a number of past queries: ``500 past queries (412 unique)``."""
+    size = f"{n_references:,} past queries"
     if n_unique is None or n_unique == n_references:
         return size
     return f"{size} ({describe_unique(n_unique, sampled)})"

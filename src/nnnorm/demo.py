@@ -1,7 +1,8 @@
 """`nnnorm demo`: a search with hubs, before and after a correction, on one screen.
 
-`run_demo` fits NNN with automatic settings on the shapes that ship with the package, searches
-before and after, picks three examples and writes the bias. `describe_demo` describes the results.
+`run_demo` fits NNN with automatic settings on the synthetic shapes of the package, searches without
+and with the correction, picks three examples and saves the bias. `describe_demo` formats the
+results.
 """
 
 from collections.abc import Iterator
@@ -23,18 +24,18 @@ INTRODUCTION = (
     "many captions that don't describe them. From 20,000 past captions, without labels, nnnorm "
     "estimates how inflated each picture's scores are and subtracts that.\n"
 )
-_LONGEST = 54  # letters of an example's caption
+_LONGEST = 54  # characters of an example's caption
 _BIAS = "bias.safetensors"
 _NEXT = """
 With your own embeddings and past queries:
   nnnorm check --gallery ITEMS.npy --queries QUERIES.npy --references PAST.npy
-To look around in this demo on a local page:
+To explore this demo on a local page:
   nnnorm explore"""
 
 
 @dataclass(frozen=True)
 class Example(Record):
-    """A query and its top picture, before and after."""
+    """A query and its top-1 picture, before and after the correction."""
 
     query: int
     caption: str
@@ -45,7 +46,7 @@ class Example(Record):
 
 @dataclass(frozen=True, eq=False)
 class Demo(Record):
-    """The figures of the demo, for the test captions."""
+    """The results of the demo, for the test captions."""
 
     shapes: Shapes = field(repr=False)
     before: evaluation.Result
@@ -57,9 +58,9 @@ class Demo(Record):
     output: str
 
 
-@quiet(".* rows of references are among")  # "a red star" is written for several pictures
+@quiet(".* rows of references are among")  # several pictures have the caption "a red star"
 def run_demo(output: str | Path = "demo-output") -> Demo:
-    """Fit, search before and after, and write the bias."""
+    """Fit NNN, search without and with the correction, and save the bias."""
     shapes = load_shapes()
     queries, gallery, truth = shapes.queries, shapes.gallery, shapes.truth
     with filling(output) as folder:
@@ -89,11 +90,11 @@ def run_demo(output: str | Path = "demo-output") -> Demo:
     )
 
 
-# --- in words ------------------------------------------------------------------------------------
+# --- description ---------------------------------------------------------------------------------
 
 
 def describe_demo(demo: Demo) -> Iterator[Table | str]:
-    """Describe a demo in one screen of 80 columns."""
+    """Describe the results in one screen of 80 columns."""
     before, after, found = demo.before, demo.after, demo.hubness
     counts = [some for some in (found.occurrences, found.occurrences_after) if some is not None]
     first = [f"{100 * one.recall_at_1:.1f} %" for one in (before, after)]

@@ -1,7 +1,7 @@
 """Apply a fitted `Corrector` to parquet files on many machines.
 
-An item's bias depends only on the item and the corrector, so any process can compute any rows.
-`transform_parquet` does this on Ray, one task per file or group of row groups. `make_worker`
+An item's bias depends only on the item and the corrector, so processes can share the rows in any
+way. `transform_parquet` uses Ray, with one task per file or group of row groups. `make_worker`
 returns a function for one batch, for Spark, Ray Data and other engines.
 """
 
@@ -29,13 +29,13 @@ _NAMES = {"bias": "nnnorm_bias", "vectors": "vector"}
 _BATCH_ROWS = 8192
 # A file with more rows is split between its row groups.
 _TASK_ROWS = 2**17
-# Of parquet's metadata: what a file was computed from.
+# The key of parquet's metadata that has the source and settings of a file.
 _KEY = b"nnnorm"
 _SUMMARY = "_nnnorm.json"
 
 
 class _Shard(NamedTuple):
-    """Row groups of one source file, and the file that their result goes to."""
+    """Row groups of one source file, and the file to write their result to."""
 
     path: str
     groups: list[int]
@@ -53,13 +53,14 @@ def make_worker(
     groups: str | None = None,
     output: Output = "bias",
 ) -> Callable[[Any], Any]:
-    """Return a function that maps one batch of items to their ids and bias values.
+    """Return a function that maps a batch of items to their ids and bias values, or vectors.
 
-    `groups` is the column of their groups, for a corrector that was fitted with groups.
+    The batch is a pyarrow table or record batch, or a pandas frame. `column`, `ids` and `groups`
+    are the names of its columns; `groups` is needed for a corrector that was fitted with groups.
     """
     if output not in _NAMES:
         raise NNNormError(f'output must be "bias" or "vectors"; got {output!r}')
-    corrector.open_groups(None if groups is None else [], 0)  # raises without those it needs
+    corrector.open_groups(None if groups is None else [], 0)  # raises if groups are missing
     needed = [name for name in (ids, column, groups) if name is not None]
 
     def work(batch: Any) -> Any:
@@ -94,7 +95,10 @@ def transform_parquet(
     output: Output = "bias",
     progress: Progress | None = None,
 ) -> int:
-    """Compute bias values, or vectors to store, for a gallery in parquet files, on Ray."""
+    """Compute bias values, or vectors to store, for a gallery in parquet files with Ray.
+
+    Return the number of rows. If a previous call was interrupted, continue it.
+    """
     work = make_worker(corrector, column=column, ids=ids, groups=groups, output=output)
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         os.environ.setdefault(name, "0")  # read when Ray is imported
@@ -107,7 +111,7 @@ def transform_parquet(
     total = sum(shard.n_rows for shard in shards)
     done = total - sum(shard.n_rows for shard in left)
     if left and other.exists(f"{place}/{_SUMMARY}"):
-        other.rm(f"{place}/{_SUMMARY}")  # a destination that has it is complete
+        other.rm(f"{place}/{_SUMMARY}")  # its presence means that the destination is complete
     is_ours = not ray.is_initialized()
     if is_ours:
         _start(ray)
@@ -132,15 +136,15 @@ def _start(ray: Any) -> None:
     """Start Ray, or connect to the cluster of RAY_ADDRESS."""
     try:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
-    except Exception as error:  # no memory for its store, no such cluster, a version that differs
+    except Exception as error:  # too little memory, no such cluster, another version of Ray
         raise NNNormError(
             f"Ray can't be started ({show_url(first_line(error))}); check that `ray.init()` works "
             "here, and RAY_ADDRESS if it is set"
-        ) from None  # it may quote the address, with a password
+        ) from None  # the original error may contain the address, with a password
 
 
 def _run(ray: Any, work: Any, fs: Any, other: Any, shards: list[_Shard]) -> Iterator[int]:
-    """Run a task per shard, and yield their numbers of rows."""
+    """Run a task per shard, and yield its number of rows when it ends."""
     options = {"num_cpus": 1, "max_retries": 5, "retry_exceptions": [OSError]}
     task = ray.remote(_transform).options(name="nnnorm", **options)
     kept, notes = ray.put(work), list[str]()
@@ -152,8 +156,8 @@ def _run(ray: Any, work: Any, fs: Any, other: Any, shards: list[_Shard]) -> Iter
             yield shard.n_rows
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
-        said = f"{shard.path} failed ({first_line(cause)}); the same call continues where it ended"
-        raise NNNormError(str(cause) if isinstance(cause, NNNormError) else said) from error
+        failed = f"{shard.path} failed ({first_line(cause)}); repeat the call to continue it"
+        raise NNNormError(str(cause) if isinstance(cause, NNNormError) else failed) from error
     finally:
         for ref in tasks:
             ray.cancel(ref, force=True)
@@ -162,7 +166,7 @@ def _run(ray: Any, work: Any, fs: Any, other: Any, shards: list[_Shard]) -> Iter
 
 
 def _transform(work: Any, fs: Any, other: Any, shard: _Shard) -> list[str]:
-    """Write the result of one shard, on a worker; return the warnings."""
+    """Compute and write the result of one shard, on a worker; return the warnings."""
     threadpool_limits(1)  # Ray runs one task per core
     os.environ["OMP_NUM_THREADS"] = "1"
     pyarrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
@@ -186,17 +190,17 @@ def _check_columns(needed: list[str], names: Iterable[Any]) -> None:
         if name not in listed:
             raise NNNormError(
                 f"expected a column {name!r}; got {', '.join(listed) or 'no columns'}. "
-                "Name the columns with column= and ids="
+                "Pass the names of your columns as column= and ids="
             )
 
 
 def _read_rows(column: Any, ids: Any, dim: int) -> npt.NDArray[Any]:
-    """Embeddings, shape (n_rows, dim); an error names the id of the first row that is wrong."""
+    """Return embeddings, shape (n_rows, dim); raise an error with the id of an invalid row."""
     import pyarrow.compute
 
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
-    column = getattr(column, "storage", column)  # of an extension type, such as Ray's tensors
+    column = getattr(column, "storage", column)  # unwraps extension types, such as Ray's tensors
     if not len(column):
         return np.empty((0, dim), dtype=np.float32)
     if not pyarrow.types.is_floating(getattr(column.type, "value_type", column.type)):
@@ -222,7 +226,7 @@ def _read_rows(column: Any, ids: Any, dim: int) -> npt.NDArray[Any]:
 
 
 def _find_shards(fs: Any, root: str, other: Any, place: str, about: dict[str, Any]) -> list[_Shard]:
-    """Read the footers of all files, so that a missing column is noticed before the work."""
+    """List the shards of all files; raise an error if a file lacks a column."""
     found = [path for path in sorted(fs.find(root)) if path.endswith(".parquet")]
     if not found:
         raise NNNormError(f"expected a .parquet file or a folder of them; got {root}")
@@ -231,7 +235,7 @@ def _find_shards(fs: Any, root: str, other: Any, place: str, about: dict[str, An
         raise NNNormError(f"the destination {place} is inside the source; choose another folder")
     known = {path for path in other.find(place) if path.endswith(".parquet")}
 
-    def look(path: str) -> list[_Shard]:
+    def split(path: str) -> list[_Shard]:
         shards = []
         with _opened(fs, path) as file:
             _check_columns(about["columns"], file.schema_arrow.names)
@@ -247,20 +251,20 @@ def _find_shards(fs: Any, root: str, other: Any, place: str, about: dict[str, An
             shards.append(_Shard(path, groups, n_rows, target, kept, is_done))
         return shards
 
-    with ThreadPoolExecutor(16) as pool:  # footers in an object store are many short waits
-        shards = [shard for some in pool.map(look, found) for shard in some]
+    with ThreadPoolExecutor(16) as pool:  # reading from an object store is mostly waiting
+        shards = [shard for some in pool.map(split, found) for shard in some]
     if strays := known - {shard.target for shard in shards}:
         raise NNNormError(f"{min(strays)} isn't a result of {root}; choose an empty destination")
     return shards
 
 
 def _is_done(fs: Any, path: str, about: dict[str, Any], kept: dict[str, Any]) -> bool:
-    """Whether a file has these results; raise if it has those of another call."""
+    """Return whether a file has these results; raise an error if it has others."""
     with _opened(fs, path) as file:
         found = json.loads((file.schema_arrow.metadata or {}).get(_KEY, b"{}"))
         if not about.items() <= found.items():
             raise NNNormError(
-                "this file was not written with the same corrector and columns, and values of two "
+                "this file was written with another corrector or other columns, and values of two "
                 "correctors must not be mixed; choose an empty destination"
             )
     return bool(found == kept)
@@ -268,7 +272,7 @@ def _is_done(fs: Any, path: str, about: dict[str, Any], kept: dict[str, Any]) ->
 
 @contextmanager
 def _opened(fs: Any, path: str) -> Iterator[Any]:
-    """Open a parquet file; errors name it."""
+    """Open a parquet file; error messages contain its path."""
     pyarrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
     try:
         with fs.open(path, "rb") as stream, parquet.ParquetFile(stream) as file:
@@ -280,7 +284,7 @@ def _opened(fs: Any, path: str) -> Iterator[Any]:
 
 
 def _write(fs: Any, path: str, content: bytes) -> None:
-    """Write a file that appears whole, on this machine or in an object store."""
+    """Write a file atomically, on this machine or in an object store."""
     fs.makedirs(path.rpartition("/")[0], exist_ok=True)
     if "file" in fs.protocol:
         write_whole(path, lambda file: file.write(content))

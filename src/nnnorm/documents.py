@@ -1,7 +1,7 @@
-"""Long documents: items that are chunks of one document, found by their best chunk.
+"""Long documents: items that are chunks of documents, which are ranked by their best chunk.
 
-The best of many scores is higher than the best of few, so long documents are found more often than
-they are right; see `docs/guide/documents.md`.
+The maximum of many scores is higher than the maximum of few. So long documents are returned more
+often than they are right; see `docs/guide/documents.md`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from nnnorm.embeddings import FloatArray, IntArray
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Which items are chunks of which document; documents are numbered as they first appear."""
+    """The document of each item; documents are numbered in the order in which they appear."""
 
     ids: Ids
     of_item: IntArray
@@ -35,11 +35,11 @@ class Documents:
         return len(self.ids)
 
     def best(self, scores: FloatArray) -> FloatArray:
-        """The best score of each document: ``(n_queries, n_items)`` to ``(n_queries, n_docs)``."""
+        """Reduce scores ``(n_queries, n_items)`` to the best of each document."""
         return np.asarray(np.maximum.reduceat(self._group(scores), self._starts, axis=1))
 
     def best_items(self, scores: FloatArray, found: IntArray) -> IntArray:
-        """The best item of each document found, shape ``(n_queries, k)``."""
+        """Return the best item of each document in `found`, shape ``(n_queries, k)``."""
         n_items, items = len(self.of_item), np.empty_like(found)
         for row, documents in enumerate(found):
             own = self._group(scores[row : row + 1])[0]
@@ -49,7 +49,7 @@ class Documents:
         return items
 
     def _group(self, scores: FloatArray) -> FloatArray:
-        """Scores with the chunks of each document side by side."""
+        """Return scores with the chunks of each document in adjacent columns."""
         return scores if self._is_grouped else scores[:, self._order]
 
     @cached_property

@@ -1,9 +1,9 @@
-"""Embeddings: every source is opened, checked and read here.
+"""Embeddings: opens, checks and reads every source of embeddings.
 
 Arrays, tensors, `.npy` (memory-mapped), `.npz`, parquet and folders of shards become `Embeddings`:
-an immutable matrix that is read in float32 blocks and never copied whole. Each row is read once to
-check it and to compute norms, mean and fingerprint, which are kept. Rows are normalized only with
-`normalize=True`. Nothing is changed in place or unpickled.
+an immutable matrix that is read in float32 blocks and never copied as a whole. Each row is read
+once to check it and to compute norms, mean and fingerprint, which are stored. Rows are normalized
+only with `normalize=True`. Nothing is changed in place or unpickled.
 """
 
 import hashlib
@@ -22,21 +22,21 @@ from nnnorm.errors import NNNormError, first_line, warn
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
-# An array, a tensor, a path, or what `open_embeddings` returned.
+# An array, a tensor, a path, or `Embeddings`.
 Source: TypeAlias = Any
 Range: TypeAlias = tuple[float, float]
 
 _BLOCK_BYTES = 16 * 2**20
 _NO_NAME = "embeddings"
-# Norms that differ by more than this share of the largest suggest that cosine was meant.
+# If norms differ by more than this share of the largest, the user may have meant cosine.
 EQUAL_NORMS = 0.01
-# What to do with arrays of another type, by its kind.
+# Advice for arrays of other types, by the kind of their dtype.
 _HINTS = {
-    "i": "these look like truth or row numbers; were the arguments swapped?",
+    "i": "these look like truth or row numbers, so check the order of the arguments",
     "O": "pass the numbers alone: frame[columns].to_numpy(), or numpy.stack(column) of lists",
     "U": "encode texts first: nnnorm.encoders.load_encoder(MODEL).encode_texts(texts)",
 }
-# Products of two such sides come near the smallest float32, or vanish.
+# The product of two rows with smaller norms may underflow in float32.
 _LEAST_NORM = 1e-15
 
 
@@ -48,7 +48,7 @@ class StoredMatrix:
     ----------
     parts : list of ndarray, each of shape (n_part, n_columns)
     name : str
-        For messages: the name of the argument, such as ``"gallery"``, and any path.
+        The name in messages: the argument, such as ``"gallery"``, and the path if any.
     divisors : ndarray, shape (n_rows,), optional
         Every row is divided by its entry when it is read.
     center : ndarray, shape (n_columns,), optional
@@ -64,7 +64,7 @@ class StoredMatrix:
     dim: int = field(init=False)
     # Whether rows are divided by their norms when they are read.
     normalized: bool = field(init=False)
-    # Whether blocks are views of one float32 array, so that reading a block costs nothing.
+    # Whether blocks are views of one float32 array, so that reading them takes no time.
     in_memory: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class StoredMatrix:
                 break
             pieces.append(part[max(start - offset, 0) : stop - offset])
         whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        with np.errstate(over="ignore"):  # a float64 beyond float32 is found by the finite check
+        with np.errstate(over="ignore"):  # too large a float64 becomes inf, which is rejected
             block = np.ascontiguousarray(whole, dtype=np.float32)
         if self.divisors is not None:
             block = block / self.divisors[start:stop, None]
@@ -122,7 +122,7 @@ class StoredMatrix:
         return taken
 
     def blocks(self) -> Iterator[tuple[int, FloatArray]]:
-        """Read all rows in order, as ``(start, block)`` of about 16 MB."""
+        """Yield all rows in order, as ``(start, block)`` with blocks of about 16 MB."""
         step = max(1, _BLOCK_BYTES // (4 * self.dim))
         for start in range(0, len(self), step):
             yield start, self.rows(start, min(start + step, len(self)))
@@ -140,12 +140,12 @@ class StoredMatrix:
 
 
 class _Measured:
-    """The result of reading every row once, shared by all views of the same values."""
+    """Measurements from one read of every row, shared by all views of the same values."""
 
     norms: FloatArray | None = None
     digest: str | None = None
     stamps: dict[str, tuple[int, int, int]] | None = None  # of the files, before they were read
-    # Of the rows as they are, and of the rows divided by their norms.
+    # Mean of the original rows, and mean of the rows divided by their norms.
     means: tuple[FloatArray, FloatArray] | None = None
 
 
@@ -153,23 +153,40 @@ class _Measured:
 class Embeddings(StoredMatrix):
     """A checked, immutable matrix of embeddings, read in float32 blocks.
 
-    Create it with `open_embeddings`. Values stay in memory or in the mapped file until a block of
-    rows is read. Norms and fingerprint are computed once.
-    `ids` has the id of every row, int64 or str, from the column `id` of parquet files.
+    Create it with `open_embeddings`. Values stay in the original array or the mapped file. Norms
+    and fingerprint are computed once.
+
+    Attributes
+    ----------
+    name : str
+        The name in messages: the argument, such as ``"gallery"``, and the path if any.
+    shape : (int, int)
+        Number of rows and of dimensions.
+    dim : int
+        Number of dimensions.
+    normalized : bool
+        Whether rows are divided by their norms when they are read.
+    ids : ndarray, shape (n_rows,), or None
+        The ids of the rows, int64 or str, from the column `id` of parquet files or `ids.txt`.
+    counts : ndarray, shape (n_rows,), or None
+        For the rows of a `Bank`: the number of past queries that each row represents.
+    n_queries : int
+        For the rows of a `Bank`: the number of past queries.
     """
 
     ids: Ids | None = None
-    # Of the rows of a bank: how many past queries each stands for, and the number of past queries.
     counts: IntArray | None = None
     n_queries: int = 0
     measured: _Measured = field(default_factory=_Measured)
 
     @property
     def norm_range(self) -> Range:
-        """Smallest and largest norm of the rows as they are read.
+        """Smallest and largest norm of the rows; about 1 if they are normalized.
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import open_embeddings
         >>> open_embeddings(np.array([[3.0, 4.0], [0.0, 1.0]]), normalize=False).norm_range
         (1.0, 5.0)
         """
@@ -180,10 +197,11 @@ class Embeddings(StoredMatrix):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of shape and float32 values, the same for every file format and dtype.
+        """Hash (SHA-256) of shape and float32 values, the same for every file format and dtype.
 
-        The stored values are hashed, before normalization (which may differ in the last bit between
-        machines); a suffix shows whether rows are normalized. Raises if a file has changed since.
+        The values before normalization are hashed, because normalized ones may differ in the last
+        bit between machines. The suffix ":unit" shows that rows are normalized. If a file has
+        changed since it was opened, this raises an error.
         """
         self._measure(fingerprint=True)
         now = _stamp(self.parts)
@@ -196,7 +214,7 @@ class Embeddings(StoredMatrix):
         return f"{self.measured.digest}{':unit' if self.normalized else ''}"
 
     def _measure(self, *, fingerprint: bool = False) -> FloatArray:
-        """Read every row once: check it, keep norms, means and, on request, the fingerprint."""
+        """Read and check every row once; store norms, means and, if requested, the fingerprint."""
         kept = self.measured
         if kept.norms is not None and (kept.digest is not None or not fingerprint):
             return kept.norms
@@ -207,9 +225,9 @@ class Embeddings(StoredMatrix):
         stored = replace(self, divisors=None, center=None)
         for start, block in stored.blocks():
             found = norms[start : start + len(block)] = measure_rows(block)
-            with np.errstate(all="ignore"):  # bad rows are rejected below
+            with np.errstate(all="ignore"):  # invalid rows are rejected below
                 totals[0] += block.sum(axis=0, dtype=np.float64)
-                # BLAS takes three times as long for one row.
+                # For a single row, BLAS takes three times as long.
                 totals[1] += np.einsum("i,ij->j", 1 / found, block)
             if fingerprint:
                 digest.update(np.asarray(block, dtype="<f4").data)
@@ -222,10 +240,12 @@ class Embeddings(StoredMatrix):
         return norms
 
     def mean(self) -> FloatArray:
-        """Return the mean of the rows, shape ``(dim,)``, from the read that opened them.
+        """Return the mean of the rows, shape ``(dim,)``.
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from nnnorm import open_embeddings
         >>> open_embeddings(np.eye(2)).mean().tolist()
         [0.5, 0.5]
         """
@@ -235,7 +255,7 @@ class Embeddings(StoredMatrix):
         return self.column_means().astype(np.float32)
 
     def subset(self, indices: npt.NDArray[np.integer[Any]]) -> "Embeddings":
-        """Return the rows at `indices`, in that order, copied, under the same name."""
+        """Return a copy of the rows at `indices`, in that order, with the same name."""
         measured = _Measured()
         if self.measured.norms is not None and not self.normalized:
             measured.norms = self.measured.norms[indices]
@@ -262,40 +282,46 @@ def open_embeddings(
     normalize: bool | None = None,
     fingerprint: bool = True,
 ) -> Embeddings:
-    """Open and check embeddings, in one read.
+    """Open and check embeddings, so that several calls can use them without further checks.
+
+    All functions that take embeddings accept arrays and paths, and open them with this function.
+    Call it yourself if you use the same embeddings more than once.
 
     Parameters
     ----------
     source : array, tensor, str, PathLike or Embeddings
-        Shape ``(n_rows, dim)``, float16, float32 or float64: a numpy array, anything with
-        ``__array__`` or DLPack (torch tensors), a path to ``.npy`` (memory-mapped), ``.npz`` (its
-        only array, or the one named ``embedding``), ``.parquet`` (column ``embedding``), or a
-        folder of such shards in clip-retrieval's layout.
+        Embeddings of shape ``(n_rows, dim)``, as float16, float32 or float64: a numpy array,
+        anything with ``__array__`` or DLPack (torch tensors), or a path. The path is a ``.npy``
+        file (which is memory-mapped), a ``.npz`` file (its only array, or the one named
+        ``embedding``), a ``.parquet`` file (its column ``embedding``), or a folder of numbered
+        files as clip-retrieval writes it.
     name : str, optional
-        The name of the argument in messages: ``"gallery"``, ``"queries"``, ``"references"``. If the
-        embeddings have a name, it stays.
+        The name for messages: ``"gallery"``, ``"queries"`` or ``"references"``. If the embeddings
+        already have a name, it stays.
     normalize : bool, optional
-        True divides every row by its norm, so scores are cosines. False keeps raw inner products.
-        None does too, with a warning if norms differ by more than 1 %.
+        True divides every row by its norm, so scores are cosines. False uses raw inner products.
+        None uses them too, with a warning if norms differ by more than 1 %.
     fingerprint : bool
-        Whether to compute the fingerprint in the same read, which takes about four times as long as
-        the other checks. If False, it is computed when it is first used.
+        Whether to compute the fingerprint now, which takes about four times as long as the other
+        checks. If False, it is computed when it is first used.
 
     Returns
     -------
     Embeddings
-        If `source` is already an `Embeddings`, a view of it, or itself if nothing changes. Values
-        aren't copied, and checks aren't repeated: don't change an array or its ids after you open
-        it. A file that changed on disk raises an error when the fingerprint is used, as in a fit.
+        A view of the values: don't change an array or its ids after you open it. If a file changes
+        after you open it, a fit raises an error. If `source` is already an `Embeddings`, no check
+        is repeated.
 
     Raises
     ------
     NNNormError
-        With one sentence: what was expected, what arrived, what to do.
+        If the embeddings can't be used. The message has what was expected, what arrived, and what
+        to do.
 
     Examples
     --------
     >>> import numpy as np
+    >>> from nnnorm import open_embeddings
     >>> open_embeddings(np.eye(3), name="gallery").shape
     (3, 3)
     >>> open_embeddings(np.ones((2, 4)), normalize=True).rows(0, 1).tolist()
@@ -306,17 +332,17 @@ def open_embeddings(
     if isinstance(source, Embeddings):
         if source.normalized and normalize is not None and not normalize:
             raise NNNormError(
-                f"the rows of {source.name} are already normalized, but normalize is False; leave "
-                "out normalize, or open the original array or path again"
+                f"rows of {source.name} are already normalized, but normalize is False; leave out "
+                "normalize, or open the original array or path again"
             )
         opened = source
-        # Keep an existing name: "the items of photos.faiss" is clearer than "gallery".
+        # An existing name stays: "the items of photos.faiss" is clearer than "gallery".
         if f"{source.name} (".startswith(f"{_NO_NAME} (") and name is not None:
             opened = replace(opened, name=source.name.replace(_NO_NAME, name, 1))
     elif isinstance(source, StoredMatrix):
         raise NNNormError(
-            f"{name or _NO_NAME} must be embeddings of shape (n_rows, dim); got ready scores, "
-            f"opened as {source.name}"
+            f"{name or _NO_NAME} must be embeddings of shape (n_rows, dim); got a matrix of "
+            f"scores, opened as {source.name}: pass it to fit_scores"
         )
     else:
         parts, full, ids = _read_source(source, name or _NO_NAME)
@@ -330,7 +356,7 @@ def open_embeddings(
 
 
 def _stamp(parts: list[npt.NDArray[Any]]) -> dict[str, tuple[int, int, int]]:
-    """Inode, size and time of the last change of mapped files that are still there."""
+    """Return inode, size and modification time of mapped files that still exist."""
     found = {}
     for part in parts:
         if isinstance(part, np.memmap) and part.mode == "r" and part.filename is not None:
@@ -343,7 +369,7 @@ def _stamp(parts: list[npt.NDArray[Any]]) -> dict[str, tuple[int, int, int]]:
 def _read_source(
     source: Source, name: str, expected: str = "(n_rows, dim)"
 ) -> tuple[list[npt.NDArray[Any]], str, Ids | None]:
-    """Read an array of any library, or files; return float matrices, their name and any ids."""
+    """Read an array of any library, or files; return float matrices, their name, and ids if any."""
     ids = None
     if isinstance(source, (str, os.PathLike)):
         parts, name, ids = read_files(source, name)
@@ -351,8 +377,8 @@ def _read_source(
         raise NNNormError(f"{name} is a masked array; fill it or drop the masked rows first")
     else:
         try:
-            is_foreign = not hasattr(source, "__array__") and hasattr(source, "__dlpack__")
-            parts = [np.from_dlpack(source) if is_foreign else np.asarray(source)]
+            has_dlpack_only = not hasattr(source, "__array__") and hasattr(source, "__dlpack__")
+            parts = [np.from_dlpack(source) if has_dlpack_only else np.asarray(source)]
         except Exception as error:  # each array library raises its own errors
             raise NNNormError(
                 f"{name} can't be read as a numpy array ({type(source).__name__}: "
@@ -362,9 +388,9 @@ def _read_source(
     for part in parts:
         kind, is_wide = part.dtype.kind, part.dtype.itemsize > 1
         if kind == "O" and part.ndim == 0:
-            got = type(source).__name__
-            order = "; the order is (queries, gallery, bias)" if got == "Bias" else ""
-            raise NNNormError(f"{name} must be an array or a path; got a {got}{order}")
+            got = "None" if source is None else f"a {type(source).__name__}"
+            order = "; the order is (queries, gallery, bias)" if got == "a Bias" else ""
+            raise NNNormError(f"{name} must be an array or a path; got {got}{order}")
         if kind != "f" or part.dtype.itemsize not in (2, 4, 8):
             hint = _HINTS.get("i" if kind == "u" and is_wide else kind) if is_wide else None
             raise NNNormError(
@@ -388,12 +414,11 @@ def _read_source(
 
 
 def check_norms(name: str, low: float, high: float, *, warn_of_norms: bool) -> None:
-    """Raise if all norms are too small; on request, warn if they differ."""
+    """Raise if all norms are too small; if requested, warn if they differ."""
     if high < _LEAST_NORM:
         raise NNNormError(
-            f"rows of {name} have norms of {high:.3g} at most, too small for float32 "
-            "products (all scores would be about 0); scale the embeddings up, or pass "
-            "normalize=True (--normalize)"
+            f"rows of {name} have norms of at most {high:.3g}, so small that all scores would be "
+            "about 0 in float32; scale the embeddings up, or pass normalize=True (--normalize)"
         )
     if warn_of_norms and high - low > EQUAL_NORMS * high:
         warn(
@@ -404,19 +429,18 @@ def check_norms(name: str, low: float, high: float, *, warn_of_norms: bool) -> N
 
 
 def check_same_dim(first: Embeddings, second: Embeddings) -> None:
-    """Raise unless both have the same number of columns."""
+    """Raise an error unless both have the same number of columns."""
     if first.dim != second.dim:
         raise NNNormError(
-            f"{first.name} and {second.name} must have the same dimension; got {first.name} "
-            f"{first.shape} and {second.name} {second.shape}. Were they encoded by different "
-            "models?"
+            f"{first.name} and {second.name} must have the same dimension; got shapes "
+            f"{first.shape} and {second.shape}. Were they encoded by different models?"
         )
 
 
 def check_same_norms(
     first: Embeddings, second: Embeddings, *, normalize: bool | None = None
 ) -> None:
-    """Raise if one side is normalized and the other has no unit norms."""
+    """Raise or warn if one side has norm 1 and the other doesn't."""
     if first.normalized and second.normalized:
         return
     ranges = first.norm_range, second.norm_range
@@ -426,13 +450,13 @@ def check_same_norms(
     unit, other = (first, second) if is_unit[0] else (second, first)
     low, high = other.norm_range
     message = (
-        f"{unit.name} has unit norms and {other.name} does not (norms {low:.3g} to {high:.3g}); "
-        "for cosine, pass normalize=True (--normalize); for inner products, open both with "
-        "normalize=False (--no-normalize)"
+        f"rows of {unit.name} have norm 1, but rows of {other.name} have norms {low:.3g} to "
+        f"{high:.3g}; for cosine, pass normalize=True (--normalize); for inner products, open both "
+        "with normalize=False (--no-normalize)"
     )
     if unit.normalized:
         raise NNNormError(message)
-    # Norms that differ within one side have been warned of when it was opened.
+    # If norms differ within one side, `check_norms` has already warned.
     if normalize is None and high - low <= EQUAL_NORMS * high:
         warn(message)
 
@@ -441,19 +465,20 @@ def check_like_norms(name: str, norms: Range, known: Range, what: str) -> None:
     """Raise an error if the known rows have equal norms and later rows don't."""
     (low, high), (least, most) = norms, known
     if most - least > EQUAL_NORMS * most:
-        return  # raw inner products are meant
+        return  # the user chose raw inner products
     if low < (1 - EQUAL_NORMS) * least or high > (1 + EQUAL_NORMS) * most:
         raise NNNormError(
-            f"{name} has norms {low:.4g} to {high:.4g}, but all {what} have about {most:.4g}; "
-            "scale them the same way, or start with normalize=True (--normalize)"
+            f"rows of {name} have norms {low:.4g} to {high:.4g}, but all {what} have norms of "
+            f"about {most:.4g}; scale both the same way, or use normalize=True (--normalize) for "
+            "all of them"
         )
 
 
 def measure_rows(block: FloatArray) -> FloatArray:
-    """Norms of rows, shape ``(n_rows,)``: not finite if an entry or the sum of squares is not."""
+    """Return the norms of rows; a norm isn't finite if an entry or the sum of squares isn't."""
     squares = np.einsum("ij,ij->i", block, block)
     norms: FloatArray = np.sqrt(squares)
-    tiny = np.flatnonzero(squares < 1e-30)  # may have underflowed: these few again, in float64
+    tiny = np.flatnonzero(squares < 1e-30)  # may have underflowed, so repeat these in float64
     if len(tiny):
         norms[tiny] = np.sqrt((block[tiny].astype(np.float64) ** 2).sum(axis=1))
     return norms
@@ -462,7 +487,7 @@ def measure_rows(block: FloatArray) -> FloatArray:
 def check_rows(
     norms: npt.NDArray[Any], take: Callable[[IntArray], FloatArray], name: str, start: int = 0
 ) -> None:
-    """Raise an error that explains the first row whose norm is 0 or not finite, if there is one."""
+    """Raise an error that describes the first row whose norm is 0 or not finite, if any."""
     bad = np.flatnonzero(~((norms > 0) & (norms < np.inf)))
     if not len(bad):
         return
@@ -470,7 +495,7 @@ def check_rows(
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
         is_nan = np.isnan(values[wrong[0]])
-        what = "NaN" if is_nan else "infinity (or a number beyond float32)"
+        what = "NaN" if is_nan else "infinity (or a number too large for float32)"
         raise NNNormError(
             f"{name} must be finite; row {row} has {what} in column {wrong[0]}. "
             "Remove or re-encode that row"
@@ -482,17 +507,17 @@ def check_rows(
         )
     n_zero = np.count_nonzero(norms == 0)
     raise NNNormError(
-        f"{name} row {row} is all zeros ({n_zero} of {len(norms)} rows are) and scores 0 with "
-        "everything; did the encoding fail? Remove or re-encode such rows"
+        f"{name} row {row} is all zeros ({n_zero} of {len(norms)} rows are), so all its scores "
+        "would be 0; did the encoding fail? Remove or re-encode such rows"
     )
 
 
 def open_matrix(source: Source, *, name: str) -> StoredMatrix:
-    """Open ready scores: an array or path as in `open_embeddings`; zero rows are valid."""
+    """Open a matrix of scores: an array or path as in `open_embeddings`; zero rows are valid."""
     if isinstance(source, Embeddings):
         raise NNNormError(
-            f"{name} must be ready scores of shape (n_gallery, n_references); got embeddings, "
-            f"opened as {source.name}. Multiply them first, or use fit"
+            f"{name} must have the shape (n_gallery, n_references); got embeddings, opened as "
+            f"{source.name}: pass them to fit, or multiply them first"
         )
     if isinstance(source, StoredMatrix):
         return source
@@ -505,7 +530,7 @@ def open_matrix(source: Source, *, name: str) -> StoredMatrix:
 
 
 class ValidRows(NamedTuple):
-    """The rows of a source that can be used."""
+    """The valid rows of a source: their row numbers, and the faults of the others by row number."""
 
     embeddings: Embeddings
     rows: IntArray
@@ -515,7 +540,7 @@ class ValidRows(NamedTuple):
 
 
 def open_valid(source: Source, *, name: str, normalize: bool | None = None) -> ValidRows:
-    """Open embeddings without their broken rows."""
+    """Open embeddings without their invalid rows."""
     try:
         opened = open_embeddings(source, name=name, normalize=normalize)
         return ValidRows(opened, np.arange(len(opened)), len(opened), {}, opened.ids)
@@ -530,7 +555,7 @@ def open_valid(source: Source, *, name: str, normalize: bool | None = None) -> V
             raise
     words = {True: "it is all zeros", False: "it has entries that are not finite or too large"}
     faults = {int(row): words[bool(norms[row] == 0)] for row in np.flatnonzero(~is_valid)}
-    # The rows between two broken ones are a view, so that nothing is copied.
+    # The rows between two broken ones are a view, so nothing is copied.
     valid = []
     for part, start in zip(parts, whole.starts, strict=False):
         broken = np.flatnonzero(~is_valid[start : start + len(part)])

@@ -1,4 +1,4 @@
-"""Errors and warnings for users, and the import of optional libraries.
+"""Errors and warnings for users, checks of numbers and types, and imports of optional libraries.
 
 Every message states what was expected, what arrived, and what to do. `NNNormError` is a
 `ValueError`, so code that handles invalid values also handles it.
@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
-# How usearch and DuckDB report a Ctrl-C.
+# Errors of usearch and DuckDB after a Ctrl-C.
 _INTERRUPTED = ("Operation has been terminated", "Query interrupted", "INTERRUPT Error")
 # User and password: up to the last @, since a password may hold one, or a space. A Path has lost a
 # slash. All repetitions are bounded, since a text may have 100,000 letters.
@@ -34,23 +34,31 @@ _SECRET = re.compile(
 _WEB = re.compile(r"(?i)(https?:/[^\s?#]{0,500})([?#]\S+)")
 _OPTION = re.compile(r"([?&;#][\w.-]{0,30}=?)[^?&;#\s]*")
 _HALF = re.compile("[\ud800-\udfff]")
-_JOINERS = "\u200c\u200d"  # format characters that scripts and emoji are written with
+_JOINERS = "\u200c\u200d"  # format characters that some scripts and emoji need
 
 
 class NNNormError(ValueError):
-    """Input that can't be used; the message explains what to do."""
+    """Raised if input can't be used, or a file or service fails.
+
+    The message is one sentence: what was expected, what arrived, and what to do. It is a
+    `ValueError`.
+    """
 
 
 class MissingExtraError(ImportError):
-    """A feature whose library isn't installed; the message has the install command."""
+    """Raised if a feature needs a library that isn't installed; the message has the command."""
 
 
 class NNNormWarning(UserWarning):
-    """A result that may not be what you meant; the message explains how to check."""
+    """Issued if a result may not be what you want; the message has the reason and what to do.
+
+    To turn these warnings into errors, call
+    ``warnings.simplefilter("error", nnnorm.NNNormWarning)``.
+    """
 
 
 def warn(message: str) -> None:
-    """Issue an `NNNormWarning` that points at the first line outside of this package."""
+    """Issue an `NNNormWarning` that points to the caller's line, outside of this package."""
     level = 2
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
@@ -59,7 +67,7 @@ def warn(message: str) -> None:
 
 
 def check_number(name: str, value: Any, low: float = -1e6, high: float = 1e6) -> float:
-    """Return `value` as a float, or raise an error with its name unless it is within bounds."""
+    """Return `value` as a float; raise an error unless it is a number within the bounds."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
         raise NNNormError(f"{name} must be a number from {low:g} to {high:g}; got {value!r:.60}")
@@ -67,18 +75,18 @@ def check_number(name: str, value: Any, low: float = -1e6, high: float = 1e6) ->
 
 
 def check_count(name: str, value: Any, most: int | None = None, what: str = "") -> int:
-    """Return `value` as an int, or raise an error with its name unless it is within bounds."""
+    """Return `value` as an int; raise an error unless it is a whole number within the bounds."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_whole or value < 1 or (most is not None and value > most):
         expected = "a whole number of at least 1"
         if most is not None:
-            expected = f"a whole number from 1 to {f'the {most} {what}' if what else most}"
+            expected = f"a whole number from 1 to {most}{f', {what}' if what else ''}"
         raise NNNormError(f"{name} must be {expected}; got {value!r:.60}")
     return int(value)
 
 
 def check_type(name: str, value: object, kind: type, how: str) -> None:
-    """Raise an error, with how to create one, unless `value` has this class."""
+    """Raise an error unless `value` is an instance of `kind`; `how` describes where to get one."""
     if not isinstance(value, kind):
         got = type(value).__name__
         raise NNNormError(f"{name} must be a {kind.__name__}, {how}; got {got}")
@@ -90,23 +98,23 @@ def first_line(error: BaseException) -> str:
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that it follows."""
+    """Yield an error, and the errors that caused it."""
     seen: set[int] = set()
     following: BaseException | None = error
-    while following is not None and id(following) not in seen:  # those of Milvus go in a circle
+    while following is not None and id(following) not in seen:  # Milvus's causes are circular
         seen.add(id(following))
         yield following
         following = following.__cause__ or following.__context__
 
 
 def show_url(text: object) -> str:
-    """Write a URL, or text with URLs, without users, passwords, keys and signatures."""
+    """Return a URL, or text with URLs, without users, passwords, keys and signatures."""
     shown = _SECRET.sub(r"\1…", _USER.sub(r"\1…@", str(text)))
     return _WEB.sub(lambda found: found[1] + _OPTION.sub(r"\1…", found[2]), shown)
 
 
 def hide_secrets(text: str, address: str, *others: str | None) -> str:
-    """Remove the secrets of an address, and others, from another library's message."""
+    """Remove the secrets of an address, and other secrets, from another library's message."""
     found = _USER.search(address)
     _, _, password = (found[2] if found else "").partition(":")
     signed = [match[2] for match in _SECRET.finditer(address)]
@@ -117,7 +125,7 @@ def hide_secrets(text: str, address: str, *others: str | None) -> str:
 
 
 def printable(text: object, keep: str = "") -> str:
-    r"""Escape control characters and hidden text, so data can be printed to a terminal.
+    r"""Escape control characters and invisible ones, so that data can be printed to a terminal.
 
     >>> printable("a\x1b]0;title\x07\nb")
     'a\\x1b]0;title\\x07\\nb'
@@ -129,7 +137,7 @@ def printable(text: object, keep: str = "") -> str:
 
 
 def _controls(letter: str) -> bool:
-    """Whether a letter is a control, a direction mark, a line break or half of a pair."""
+    """Whether a letter is a control, a direction mark, a line break or a surrogate."""
     return letter not in _JOINERS and unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
@@ -140,10 +148,10 @@ def has_surrogates(text: str) -> bool:
 
 @contextmanager
 def keep_interrupts() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` if a library converted a Ctrl-C to its own error."""
+    """Raise `KeyboardInterrupt` if a library converts a Ctrl-C to an error of its own."""
     try:
         yield
-    except NNNormError:  # already one sentence, perhaps with how to continue
+    except NNNormError:  # its message may contain how to continue
         raise
     except Exception as error:
         for one in causes_of(error):
@@ -154,14 +162,14 @@ def keep_interrupts() -> Iterator[None]:
 
 @contextmanager
 def quiet(message: str = "") -> Iterator[None]:
-    """Drop our own warnings, or those whose message starts with a pattern."""
+    """Ignore `NNNormWarning`, or only those whose message starts with a pattern."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message, NNNormWarning)
         yield
 
 
 def require(module: str, extra: str) -> Any:
-    """Import `module`, or raise an error that names its extra."""
+    """Import `module`; if it isn't installed, raise an error that names the extra to install."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -169,5 +177,5 @@ def require(module: str, extra: str) -> Any:
         if error.name != library:
             raise
         raise MissingExtraError(
-            f"{library} is not installed and this needs it; run: pip install 'nnnorm[{extra}]'"
+            f"{library} is needed, but not installed; run: pip install 'nnnorm[{extra}]'"
         ) from None

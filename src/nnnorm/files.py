@@ -1,4 +1,4 @@
-"""Atomic writes, files of arrays and JSON, and their checks."""
+"""Atomic writes, files that store arrays and metadata, and checks of paths, disk and memory."""
 
 import contextlib
 import errno
@@ -22,19 +22,19 @@ import numpy.typing as npt
 from nnnorm.errors import NNNormError, causes_of, first_line, keep_interrupts
 
 _STRAY_SECONDS = 3600
-# Windows can't replace a file while another process reads it: seconds between attempts.
+# Windows can't replace a file while another process reads it. Seconds to wait between attempts:
 _WAITS = (0.01, 0.03, 0.1, 0.3, 1.0) if os.name == "nt" else ()
 _FULL = re.compile("(?i)no space left|disk (is )?full|quota exceeded|not enough space")
 _NO_NAME = 123  # Windows's error for a pattern such as photos-*.npy, which no file can be named
 _LONGEST_NAME = 255  # bytes, in the file systems of Linux, macOS and Windows
-# The folder of a container's memory limit (cgroup v2).
+# The folder with a container's memory limit (cgroup v2).
 _GROUP = "/sys/fs/cgroup"
 
 Record = TypeVar("Record")
 PathLike: TypeAlias = str | os.PathLike[str]
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
-# Called with (work done, work in all).
+# Called with (work done, total work).
 Progress: TypeAlias = Callable[[int, int], None]
 
 
@@ -58,12 +58,12 @@ def check_writable(path: PathLike) -> Path:
 
 
 def check_regular(path: PathLike, name: str | None = None) -> None:
-    """Raise an error unless this is a regular file: a pipe or a device may never end."""
+    """Raise an error for a device or a pipe, which may never end, and if a path can't be used."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         return
-    except (OSError, ValueError) as error:  # no permission, links in a circle, not a path at all
+    except (OSError, ValueError) as error:  # no permission, circular links, not a path at all
         if getattr(error, "winerror", None) == _NO_NAME:
             return
         reason = getattr(error, "strerror", None) or str(error)
@@ -73,7 +73,7 @@ def check_regular(path: PathLike, name: str | None = None) -> None:
 
 
 def check_file(path: PathLike, kind: str = "file", hint: str = "check the path") -> None:
-    """Raise unless a path is a regular file."""
+    """Raise an error unless a path is a regular file."""
     check_regular(path)
     if os.path.isdir(path):
         raise NNNormError(f"{path} is a folder; expected a {kind}")
@@ -82,7 +82,7 @@ def check_file(path: PathLike, kind: str = "file", hint: str = "check the path")
 
 
 def make_folder(path: PathLike) -> Path:
-    """Create a folder if there is none, or raise an error with the reason."""
+    """Create a folder unless it exists; if that fails, raise an error with the reason."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,9 +116,9 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def write_whole(path: PathLike, write: Callable[[BinaryIO], object]) -> None:
-    """Write a temporary file with `write` and then move it to `path`."""
+    """Write a temporary file with `write`, then move it to `path`."""
     target = check_writable(path)
-    # Not derived from the name of the target, which may have the maximum length already.
+    # The name doesn't contain that of the target, which may have the maximum length.
     temporary = target.with_name(f".nnnorm-{secrets.token_hex(8)}.tmp")
     for stray in target.parent.glob(".nnnorm-*.tmp"):  # of killed processes
         with contextlib.suppress(OSError):
@@ -151,14 +151,14 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an error, or one that it follows, is that of a full disk."""
+    """Return whether an error, or one that caused it, is due to a full disk."""
     full = (errno.ENOSPC, errno.EDQUOT)
     found = causes_of(error)
     return any(getattr(one, "errno", None) in full or _FULL.search(str(one)) for one in found)
 
 
 def check_space(path: PathLike, needed: int = 2**16) -> None:
-    """Raise the error of a full disk if fewer than `needed` bytes are left at a path."""
+    """Raise the error for a full disk if fewer than `needed` bytes are free at a path."""
     there = next(one for one in (Path(path), *Path(path).absolute().parents) if one.exists())
     if shutil.disk_usage(there).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
@@ -167,7 +167,8 @@ def check_space(path: PathLike, needed: int = 2**16) -> None:
 def make_mapped(path: PathLike, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """Create a `.npy` file of zeros and map it for writing.
 
-    All of it is allocated here: a full disk would kill the process when it writes to the map.
+    The whole file is allocated here. Otherwise, a full disk would kill the process later, when it
+    writes to the map.
     """
     empty = np.empty(0, dtype)
     about = {"descr": np.lib.format.dtype_to_descr(empty.dtype), "fortran_order": False}
@@ -192,7 +193,7 @@ def check_memory(n_bytes: int, name: str) -> None:
     if there is not None and n_bytes > there:
         raise NNNormError(
             f"{name} needs {n_bytes / 1e9:,.1f} GB, but only {there / 1e9:,.1f} GB of memory are "
-            "available; is it damaged? If it isn't, save it as .npy, which isn't loaded into memory"
+            "available; is it damaged? If not, save it as .npy, which isn't loaded into memory"
         )
 
 
@@ -202,10 +203,10 @@ def available_memory() -> int | None:
     with contextlib.suppress(OSError, TypeError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         found.append(1024 * int(re.search(r"MemAvailable:\s+(\d+)", text)[1]))  # type: ignore[index]
-    # A container has no such group if there is no limit, or "max".
+    # Without a limit, a container has no such file, or its content is "max".
     with contextlib.suppress(OSError, TypeError, ValueError):
         most, used = (int(Path(_GROUP, f"memory.{n}").read_text()) for n in ("max", "current"))
-        # Files that were read count as used, but are dropped when memory is needed.
+        # The cache of files counts as used memory, but it is dropped when memory is needed.
         text = Path(_GROUP, "memory.stat").read_text(encoding="ascii")
         cached = int(re.search(r"inactive_file (\d+)", text)[1])  # type: ignore[index]
         found.append(max(0, most - used + cached))
@@ -214,7 +215,7 @@ def available_memory() -> int | None:
 
 @contextlib.contextmanager
 def reading(name: object, kind: str) -> Iterator[None]:
-    """Turn what numpy, zipfile, tokenize and pyarrow raise into an error that names the file."""
+    """Convert errors of numpy, zipfile, tokenize and pyarrow to an error that names the file."""
     try:
         yield
     except NNNormError:
@@ -222,7 +223,7 @@ def reading(name: object, kind: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ValueError) and "object" in str(error).lower():
             raise NNNormError(
-                f"{name} holds Python objects, which are never unpickled; "
+                f"{name} contains Python objects, which nnnorm never unpickles; "
                 "save numbers or strings with numpy.save"
             ) from error
         raise NNNormError(
@@ -232,14 +233,14 @@ def reading(name: object, kind: str) -> Iterator[None]:
 
 
 def save_record(path: PathLike, kind: str, arrays: Arrays, about: Mapping[str, Any]) -> None:
-    """Write a record of a kind, such as ``"bias"``; the same record gives the same bytes."""
+    """Save arrays and metadata of a kind, such as ``"bias"``; equal content gives equal bytes."""
     from safetensors.numpy import save
 
     if Path(path).suffix != ".safetensors":  # the suffix must match the content
         raise NNNormError(f"a {kind} is saved as .safetensors; got {path}: choose another suffix")
     dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     head = {"format": f"nnnorm.{kind}/1", "digest": _digest_of(dense, about), "about": about}
-    # The library writes several entries in random order.
+    # One entry only, because the library writes several ones in random order.
     blob = save(dense, {"nnnorm": json.dumps(head)})
     write_whole(path, lambda file: file.write(blob))
 
@@ -247,12 +248,12 @@ def save_record(path: PathLike, kind: str, arrays: Arrays, about: Mapping[str, A
 def load_record(
     path: PathLike, kind: str, maker: str, build: Callable[[Arrays, dict[str, Any]], Record]
 ) -> Record:
-    """Build a record from its arrays and description; its digest shows that they are as saved."""
+    """Load a file of a kind; raise an error if its digest shows that the content has changed."""
     from safetensors import safe_open
 
     check_file(path, f"{kind} file", f"make one with: {maker}")
     if Path(path).suffix in (".npy", ".npz", ".parquet"):
-        raise NNNormError(f"{path} holds embeddings; expected a {kind}: make one with {maker}")
+        raise NNNormError(f"{path} contains embeddings; expected a {kind}: make one with {maker}")
     with reading(path, f"a {kind}"), safe_open(path, framework="numpy") as file:
         head = _read_head(file)
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -264,7 +265,7 @@ def load_record(
             maker = f"nnnorm extend --corrector {path} --items GALLERY -o bias.safetensors"
         what = f"a {other}" if other else "not an nnnorm file"
         raise NNNormError(f"{path} is {what}; expected a {kind}: make one with {maker}")
-    reason = "its numbers changed after it was saved"
+    reason = "its content changed after it was saved"
     if head.get("digest") == _digest_of(arrays, head.get("about")):
         try:
             return build(arrays, head["about"])
@@ -276,7 +277,7 @@ def load_record(
 
 
 def _read_head(file: Any) -> dict[str, Any]:
-    """The description of a record, with its format: ``bias/1``, or empty if it is none of ours."""
+    """Return the metadata of a file, with its format, ``bias/1``; "" if nnnorm didn't write it."""
     try:
         head = json.loads((file.metadata() or {})["nnnorm"])
         return {**head, "format": head["format"].removeprefix("nnnorm.")}
@@ -285,7 +286,7 @@ def _read_head(file: Any) -> dict[str, Any]:
 
 
 def kind_of_record(path: PathLike) -> str:
-    """The kind that a file says it is; empty if it isn't a record of this package."""
+    """Return the kind of a file, such as ``"bias"``; "" if nnnorm didn't write it."""
     from safetensors import SafetensorError, safe_open
 
     check_regular(path)  # a pipe may never end
@@ -297,7 +298,7 @@ def kind_of_record(path: PathLike) -> str:
 
 
 def _digest_of(arrays: Arrays, about: Any) -> str:
-    """Digest of all numbers and the description, by which a damaged file is noticed."""
+    """Return a digest of all numbers and the metadata, which shows if a file is damaged."""
     digest = hashlib.blake2b(json.dumps(about).encode(), digest_size=16)
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())

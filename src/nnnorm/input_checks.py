@@ -1,13 +1,14 @@
-"""Checks of galleries and past queries that would silently give a wrong correction.
+"""Checks for inputs that would silently lead to a wrong correction.
 
-- Past queries that are rows of the gallery, exactly or nearly, and repeated items (`check_inputs`).
-- Past queries that are other items, such as photos where texts were meant (`warn_of_items`). Two
-  scores of each row are compared with those of the items: how much of the row the items span, and
-  on which side of the two means it lies. If neither separates the rows from items, they are items,
-  or of a kind that can't be distinguished from items. Queries, if there are any, settle which.
-- Past queries from another source than the queries (`mismatch_z`).
+- `check_inputs`: past queries that equal or nearly equal rows of the gallery, and repeated items.
+- `warn_of_items`: past queries that are items, such as photos instead of texts. Two scores of each
+  row are compared with those of the items: how much of the row is in the span of the items, and
+  whether the row is closer to their mean or to that of the past queries. If neither score separates
+  past queries from items, they are items, or of a kind that can't be distinguished from items. If
+  there are queries, comparing them with the items in the same way shows which of the two it is.
+- `mismatch_z`: past queries from another source than the queries.
 
-Figures: `benchmarks/mismatch.py`.
+`benchmarks/mismatch.py` measures all of them.
 """
 
 import itertools
@@ -24,37 +25,42 @@ from nnnorm.scoring import draw_rows, one_blas_thread
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
-# Above this z, past queries are mismatched: with 64 recent queries, all mismatched banks of
-# `benchmarks/mismatch.py` are above it and no others.
+# Above this z, past queries are mismatched. With 64 recent queries, all mismatched banks of
+# `benchmarks/mismatch.py` have a higher z, and all others a lower one.
 MISMATCH_Z = 3.0
-# A warning has to allow for several queries about the same thing; those alone reach 3.
+# The limit for a warning is higher, because several queries about the same thing can reach 3.
 MISMATCH_WARNING_Z = 4.0
-# Above this, references that look like items differ from the queries.
+# Above this z, references that look like items differ from the queries.
 QUERIES_Z = 4.0
-# With fewer past queries, neither hubs nor matches can be measured.
+# With fewer past queries, neither hubs nor mismatches can be measured.
 FEW_QUERIES = 16
+# If halves of the past queries agree less than this, their biases are mostly noise.
+LEAST_RELIABLE = 0.5
 
-# How the warning of `warn_of_items` starts if there are no queries to settle it.
+# The start of the warning of `warn_of_items` if there are no queries to compare with.
 LIKE_ITEMS = ".* look like items of"
 
-# The fewest rows that `fit` judges, and the separation below which they are taken for items. Texts
-# and images of CLIP, whose items have a mean far from 0, are 11 apart with 64 rows. In other
-# models, fewer than 250 queries of the same kind as the items may be as close as 1.5.
+# `fit` compares at least `_FEWEST` rows. If the separation is below a limit, past queries are
+# assumed to be items. With 64 rows, CLIP's texts and images, whose items have a mean far from 0,
+# have a separation of 11. In other models, it may be only 1.5 with fewer than 250 queries of the
+# same kind as the items.
 _CONE, _FEWEST, _MANY = 0.4, 64, 250
 _IN_CONE, _ELSEWHERE, _FEW_ELSEWHERE = 6.0, 4.0, 1.25
 _PART, _N_PARTS, _BLOCK = 512, 2, 16
 _RIDGE = 0.1
-_CLEAR = 12.0  # more samples would not change the answer
+_CLEAR = 12.0  # above this separation, more samples would not change the result
 _N_NEIGHBORS, _N_DRAWS = 3, 8
-# Larger samples hold several captions of one image, which are each other's nearest neighbors.
+# Larger samples contain several captions of one image, which are each other's nearest neighbors.
 _LARGEST_DRAW, _SMALLEST_DRAW = 64, 4
-# Unit rows closer than this are one row in another precision.
+# If the distance of two unit rows is smaller, they are the same row in another precision.
 _SAME_ROW = 2e-3
-# No honest query of ten real sets has a cosine of 0.95 with an item. Noise of 0.01 per coordinate
-# leaves 0.975 of 512 dimensions; in few dimensions such cosines occur by chance.
+# In ten real sets, no real query has a cosine of 0.95 with an item. After noise of 0.01 per
+# coordinate, a row of 512 dimensions still has a cosine of 0.975 with itself. With few dimensions,
+# such cosines occur by chance.
 _NEAR_ROW, _FEWEST_DIMS = 0.95, 32
 _MOST_SAME, _MOST_NEAR, _MOST_REPEATED = 0.5, 0.2, 0.01
-# Rows sampled of a large gallery; references looked for in them, more if fewer can be found.
+# Number of rows sampled from a large gallery, and of references to find among them. If fewer of
+# them can be found in a sample, more references are used.
 _MOST_READ = 2**14
 _FEWEST_SOUGHT, _MOST_SOUGHT, _SOUGHT_AT_ONCE = 128, 2**15, 512
 
@@ -67,23 +73,23 @@ def check_inputs(
     allow_gallery_rows: bool | None = False,
     compare: bool = True,
 ) -> None:
-    """Reject references that are gallery rows; warn of other items and of repeated items."""
+    """Reject references that are gallery rows; warn about other items and repeated items."""
     n_read = min(len(gallery), _MOST_READ)
     rows = gallery.take(draw_rows(len(gallery), _MOST_READ))
     n_different = len(np.unique(hash_rows(rows)))
-    # Of a row and its copy, the share n_read/len(gallery) has both in the sample.
+    # Of all pairs of a sampled row and its copy, the share n_read/len(gallery) is in the sample.
     if (n_read - n_different) * len(gallery) > _MOST_REPEATED * n_read**2:
         sampled = "" if n_read == len(gallery) else " sampled"
         warn(
-            f"{gallery.name} has {n_different:,} different rows among {n_read:,}{sampled}: "
-            "repeated items tie with each other, so R@K means little; remove the repeated rows"
+            f"{gallery.name} has only {n_different:,} different rows among {n_read:,}{sampled}. "
+            "Repeated items get equal scores, so R@K isn't meaningful; remove the repeated rows"
         )
-    # Another dim is rejected elsewhere, with both shapes.
+    # If dimensions differ, `Products` raises an error.
     if allow_gallery_rows or len(references) < FEW_QUERIES or references.dim != gallery.dim:
         return
     n_sought = min(len(references), _MOST_SOUGHT, _FEWEST_SOUGHT * -(-len(gallery) // n_read))
     sought = references.take(np.linspace(0, len(references) - 1, n_sought).astype(np.int64))
-    expected = n_sought * n_read / len(gallery)  # to be found if all references are gallery rows
+    expected = n_sought * n_read / len(gallery)  # number of hits if all references are rows
     units, n_same, n_near = as_units(rows), 0, 0
     for start in range(0, n_sought, _SOUGHT_AT_ONCE):
         some = as_units(sought[start : start + _SOUGHT_AT_ONCE])
@@ -104,7 +110,7 @@ def check_inputs(
     elif n_near > _MOST_NEAR * expected and gallery.dim >= _FEWEST_DIMS:
         warn(
             f"{n_near} {sampled} are nearly {harm}; remove items from the past queries, or pass "
-            "allow_gallery_rows=True if people do search for the items themselves"
+            "allow_gallery_rows=True (--set allow_gallery_rows=true) if your queries are items"
         )
     elif compare:
         warn_of_items(references, gallery, queries)
@@ -113,9 +119,9 @@ def check_inputs(
 # --- items passed as past queries ----------------------------------------------------------------
 
 
-@one_blas_thread()  # threads would wait for each other longer than they multiply
+@one_blas_thread()  # for products this small, several threads are slower
 def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | None:
-    """How far both scores are from telling nothing, and the variances of that."""
+    """Measure how well each of the two scores separates rows from items, and the variances."""
     rng = np.random.default_rng(0)
     some, blocks = _sample(rows, _PART, rng)
     known, known_blocks = _sample(items, _N_PARTS * _PART, rng)
@@ -124,13 +130,13 @@ def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | N
     n_parts = max(1, len(known) // _PART)
     least = (len(some) + len(known) + 1) / (12 * len(some) * len(known))
     found = []
-    # Neighbors in a file may belong together and stay on one side.
+    # Rows that are close in a file may be related, so blocks of them stay together.
     for part, side in itertools.product(range(n_parts), (0, 1)):
         here, here_blocks = known[part::n_parts], known_blocks[part::n_parts]
         is_base, is_first = here_blocks % 2 == side, blocks % 2 == side
         base, held, held_blocks = here[is_base], here[~is_base], here_blocks[~is_base]
-        # How much of each row the items span (a ridge regression), and on which side of the two
-        # means it lies.
+        # First score: how much of each row is in the span of the items (a ridge regression).
+        # Second score: whether it is closer to the mean of the rows or to that of the items.
         ridge = np.float32(_RIDGE * len(base) / min(base.shape))
         inverse = np.linalg.inv(base @ base.T + ridge * np.eye(len(base), dtype=np.float32))
         scores, held_scores = some @ base.T, held @ base.T
@@ -141,7 +147,7 @@ def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | N
         lies = _above(some[~is_first] @ toward, blocks[~is_first], held @ toward, held_blocks)
         found.append((span, lies))
         share, of_rows, of_items = np.mean(found, axis=0).T
-        # The second score uses half of the rows at a time; items are never used twice.
+        # The second score uses only half of the rows at a time, but every item once.
         of_rows[1] /= 2
         effect = np.array([abs(share[0] - 0.5), share[1] - 0.5])
         variance = np.maximum(of_rows + of_items / len(found), least)
@@ -153,9 +159,9 @@ def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | N
 def warn_of_items(
     references: Embeddings, gallery: Embeddings, queries: Embeddings | None = None
 ) -> bool:
-    """Warn if references are items, and return whether they are.
+    """Warn if references seem to be items, and return whether they do.
 
-    They are items if they can't be distinguished from items and the queries, if any, can be.
+    They do if they can't be distinguished from items, but the queries, if there are any, can.
     """
     n_rows = min(len(references), len(gallery))
     if n_rows < (_FEWEST if queries is None else FEW_QUERIES):
@@ -170,26 +176,27 @@ def warn_of_items(
         return False
     if queries is None:
         warn(
-            f"{references.name} look like items of {gallery.name}, not like queries: pass past "
-            "queries, or allow_gallery_rows=True if your queries and items are of one kind"
+            f"{references.name} look like items of {gallery.name}, not like queries; pass past "
+            "queries, or allow_gallery_rows=True (--set allow_gallery_rows=true) if both are alike"
         )
         return True
     real = _compare(queries, gallery)
     if real is None:
         return False
-    # On the score that separates queries and items best, do references differ from queries?
+    # Compare references with queries by the score that separates queries from items best.
     best = (real[0] / np.sqrt(real[1])).argmax()
     if (real[0] - compared[0])[best] <= QUERIES_Z * np.sqrt(real[1] + compared[1])[best]:
         return False
     warn(
         f"{references.name} are items, not queries: they can't be distinguished from rows of "
-        f"{gallery.name}, and they differ from {queries.name}; pass past queries instead"
+        f"{gallery.name}, and they differ from {queries.name}; pass past queries instead. Or did "
+        "you swap gallery and queries?"
     )
     return True
 
 
 def _sample(source: Embeddings, size: int, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
-    """Unit rows in their order, none of them twice, and the numbers of their blocks."""
+    """Return random unit rows, in order and without equal ones, and the number of their blocks."""
     drawn = np.sort(rng.choice(len(source), min(len(source), size), replace=False, shuffle=False))
     rows = source.take(drawn)
     first = np.sort(np.unique(hash_rows(rows), return_index=True)[1])
@@ -203,7 +210,7 @@ def _sample(source: Embeddings, size: int, rng: np.random.Generator) -> tuple[Fl
 def _above(
     first: FloatArray, first_blocks: IntArray, second: FloatArray, second_blocks: IntArray
 ) -> tuple[float, float, float]:
-    """How often the first is above the second, and the variances of that by either (DeLong)."""
+    """Return how often `first` exceeds `second`, and the variance due to each of them (DeLong)."""
     found = []
     for one, blocks, other in ((first, first_blocks, second), (second, second_blocks, first)):
         shares = np.searchsorted(np.sort(other), one) / len(other)
@@ -217,7 +224,7 @@ def _above(
 
 
 def mismatch_z(references: Embeddings, recent: Embeddings) -> float:
-    """Return how many standard errors past and recent queries are from one source."""
+    """Return how many standard errors separate past and recent queries; about 0 for one source."""
     check_same_dim(references, recent)
     rng, found = np.random.default_rng(0), []
     for _ in range(_N_DRAWS):
@@ -236,37 +243,39 @@ def mismatch_z(references: Embeddings, recent: Embeddings) -> float:
 
 
 def warn_of_mismatch(references: Embeddings, queries: Embeddings, gallery: Embeddings) -> None:
-    """Warn if references are items, or come from another source than the queries."""
+    """Warn if references seem to be items, or come from another source than the queries."""
     is_gallery = references.fingerprint == gallery.fingerprint
     if is_gallery or warn_of_items(references, gallery, queries):
         return
     z = mismatch_z(references, queries)
     if z > MISMATCH_WARNING_Z:
         warn(
-            f"{references.name} do not look like the queries (z = {z:.1f}; one source stays below "
-            f"{MISMATCH_Z:g}), so a correction from them may make results worse: pass past queries "
-            f"of the same source, encoded by the same model{hint_of_swap(gallery, queries)}"
+            f"{references.name} do not look like the queries (z = {z:.1f}; from one source, it is "
+            f"below {MISMATCH_Z:g}), so a correction may make results worse; pass past queries "
+            f"from the same source and model{hint_of_swap(queries, gallery)}"
         )
 
 
-def hint_of_swap(gallery: Embeddings, queries: Embeddings) -> str:
-    """A question for references unlike the queries: the gallery should not be like them either."""
-    is_like = mismatch_z(gallery, queries) < MISMATCH_Z
-    return f"; {gallery.name} does look like them: were the two swapped?" if is_like else ""
+def hint_of_swap(queries: Embeddings, gallery: Embeddings) -> str:
+    """Return a question if the gallery looks like the queries, as after a swap; otherwise ""."""
+    if mismatch_z(gallery, queries) >= MISMATCH_Z:
+        return ""
+    return f". The queries look like rows of {gallery.name}: did you swap gallery and past queries?"
 
 
 def _draw(rows: Embeddings, rng: np.random.Generator) -> FloatArray:
-    """Some unit rows in random order, none of them nearly a copy of another."""
+    """Return some unit rows in random order, without near-duplicates."""
     drawn = as_units(rows.take(rng.permutation(len(rows))[: 4 * _LARGEST_DRAW]))
     is_copy = np.tril(drawn @ drawn.T > NEAR_COPY, -1).any(axis=1)
     return np.asarray(drawn[~is_copy][:_LARGEST_DRAW])
 
 
-# --- what the automatic rule measured ------------------------------------------------------------
+# --- reliability ---------------------------------------------------------------------------------
 
 
 def describe_reliability(reliability: float, n_queries: int) -> str:
-    """The reliability and how many unique queries measured it."""
+    """The reliability, and what it means if it is low."""
     if n_queries < FEW_QUERIES:
-        return f"too few past queries ({n_queries} unique; {FEW_QUERIES} are needed)"
-    return f"{reliability:.2f}, measured on {n_queries:,} unique queries"
+        return f"{n_queries} past queries are too few; {FEW_QUERIES} are needed"
+    is_noise = reliability < LEAST_RELIABLE
+    return f"{reliability:.2f}{': the bias is mostly noise' if is_noise else ''}"

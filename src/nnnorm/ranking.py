@@ -19,7 +19,7 @@ from nnnorm.arrays import read_npz
 from nnnorm.bias import Bias, check_correction
 from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, FloatArray, Source, StoredMatrix, open_embeddings
-from nnnorm.errors import NNNormError, check_count, check_number, check_type, warn
+from nnnorm.errors import NNNormError, check_count, check_number, check_type, require, warn
 from nnnorm.files import Progress, check_file, reading, write_whole
 from nnnorm.methods import published_product
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, TopK, fill_rows, top_k
@@ -33,6 +33,10 @@ _SCALES_APART = 2
 # are slightly better.
 N_COMPARED = 10
 _MEAN_SHARE = 0.8
+_SWAPPED = (
+    "queries and gallery look swapped: the bias was fitted on the rows passed as queries; pass "
+    "them in the order (queries, gallery, bias)"
+)
 
 
 class GivesBias(Protocol):
@@ -64,6 +68,16 @@ class Ranking:
     parents : ndarray, shape (n_queries, k), or None
         The document of each hit, if items are chunks of documents. Then `indices` and `ids` are
         those of the document's best chunk.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm import search
+    >>> ranking = search(np.eye(2), np.eye(2), k=1, ids=["cat", "dog"])
+    >>> ranking
+    Ranking(2 queries, k=1, with ids)
+    >>> list(ranking)
+    [[('cat', 1.0)], [('dog', 1.0)]]
     """
 
     scores: FloatArray
@@ -85,6 +99,14 @@ class Ranking:
         with_ids = "" if self.ids is None else ", with ids"
         return f"Ranking({len(self):,} queries, k={self.indices.shape[1]}{with_ids})"
 
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with a row per hit: query, rank, item and score."""
+        hits = [(query, *hit) for query, row in enumerate(self) for hit in enumerate(row, 1)]
+        rows = [(query, rank, item, score) for query, rank, (item, score) in hits]
+        return require("pandas", "pandas").DataFrame(
+            rows, columns=["query", "rank", "item", "score"]
+        )
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the ranking as a `.npz` file; if that fails, nothing changes.
 
@@ -96,6 +118,7 @@ class Ranking:
         Examples
         --------
         >>> import numpy as np, tempfile
+        >>> from nnnorm import Ranking, search
         >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "ranking.npz"
         >>> search(np.eye(2), np.eye(2), k=1).save(path)
@@ -122,6 +145,7 @@ class Ranking:
 
         Examples
         --------
+        >>> from nnnorm import Ranking
         >>> Ranking.load("nowhere.npz")
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no ranking file nowhere.npz; ...
@@ -199,6 +223,7 @@ def search(
     Examples
     --------
     >>> import numpy as np
+    >>> from nnnorm import Bias, search
     >>> gallery, queries = np.array([[1.0, 0.0], [0.6, 0.8]]), np.array([[0.96, 0.28]])
     >>> search(queries, gallery, k=1).indices.tolist()
     [[0]]
@@ -206,20 +231,13 @@ def search(
     >>> search(queries, gallery, hubs, k=1).indices.tolist()
     [[1]]
     """
-    corrector: Any = bias
-    used: Bias | None = corrector
-    if hasattr(corrector, "bias_for"):
-        gallery = corrector.open(gallery, "gallery")
-        if gallery.normalized and normalize is None:
-            normalize = True
-        is_same = gallery.fingerprint == corrector.bias.fingerprints.get("gallery")
-        used = corrector.bias if is_same else corrector.bias_for(gallery)
+    used, gallery, normalize = take_bias(bias, queries, gallery, normalize)
     asked, items, weight = _open(queries, gallery, used, weight, normalize)
     warn_of_scale(used, asked, weight)
     names = items.ids if ids is None else check_ids(ids, len(items), name=items.name)
     documents = None if parents is None else Documents.open(parents, len(items), items.name)
     what, n_items = ("items", len(items)) if documents is None else ("documents", len(documents))
-    k = check_count("k", k, n_items, f"{what} of {items.name}")
+    k = check_count("k", k, n_items, f"the number of {what} of {items.name}")
     least = check_min_confidence(min_confidence)
     n_fetched = max(k, min(N_COMPARED, n_items))
     if documents is not None or (used is not None and used.gates):
@@ -247,6 +265,21 @@ def search(
     owners = None if documents is None else documents.ids[documents.of_item[indices]]
     drop_hits(confidence < least, kept, indices, named, owners)
     return Ranking(kept, indices, named, confidence, owners)
+
+
+def take_bias(
+    bias: Any, queries: Source, gallery: Source, normalize: bool | None
+) -> tuple[Bias | None, Source, bool | None]:
+    """Take the bias of a gallery from a corrector, and open the gallery as the corrector does."""
+    if not hasattr(bias, "bias_for"):
+        return bias, gallery, normalize
+    items = bias.open(gallery, "gallery")
+    normalize = True if items.normalized and normalize is None else normalize
+    if bias.bias.fits(items):
+        return bias.bias, items, normalize
+    if bias.bias.fits(bias.open(queries, "queries")):
+        raise NNNormError(_SWAPPED)
+    return bias.bias_for(items), items, normalize
 
 
 def measure_confidence(scores: FloatArray) -> FloatArray:
@@ -300,6 +333,8 @@ def score_matrix(
     Examples
     --------
     >>> import numpy as np
+    >>> from nnnorm import Bias
+    >>> from nnnorm.ranking import score_matrix
     >>> score_matrix(np.eye(2), np.eye(2), Bias(np.array([0.5, 0.0]), 1.0, "nnn")).tolist()
     [[0.5, 0.0], [-0.5, 1.0]]
     """
@@ -396,10 +431,7 @@ def _open(
         return asked, items, 0.0
     check_type("bias", bias, Bias, "from a method's fit, corrector.bias or Bias.load(path)")
     if bias.fingerprints and not bias.fits(items) and bias.fits(asked):
-        raise NNNormError(
-            "queries and gallery look swapped: the bias was fitted on the rows passed as queries; "
-            "pass them in the order (queries, gallery, bias)"
-        )
+        raise NNNormError(_SWAPPED)
     bias.check_gallery(items)
     if weight is None:
         return asked, items, bias.weight
@@ -458,6 +490,7 @@ def rerank(
 
     Examples
     --------
+    >>> from nnnorm import rerank
     >>> found = rerank([[7, 3]], [[0.75, 0.5]], [[1.0, 0.0]], weight=0.5, bias_range=(0, 1), k=1)
     >>> found.ids.tolist(), found.certain.tolist()
     ([[3]], [True])

@@ -1,4 +1,4 @@
-"""Scores in blocks, and reductions over a score matrix that is never in memory as a whole.
+"""Scores in blocks, and reductions of a score matrix that is never in memory as a whole.
 
                       columns (references, or the gallery in a search)
                     ┌─────────┬─────────┬─────────┐
@@ -7,17 +7,17 @@
     the queries)    │    ·    │    ·    │    ·    │ ─► reducer …
                     └─────────┴─────────┴─────────┘
 
-`Products` and `Matrix` compute blocks, `reduce_rows` visits them within a memory budget, and a
-reducer keeps the k best of each row (`top_k`) or their means (`top_means`). That of log-mean-exps
-is in `softmax.py`. A reducer is made for a strip of rows and updated with its blocks from the first
-column to the last. An update includes some rows of a block, which it may overwrite, so threads can
-share one block.
+`Products` and `Matrix` compute blocks, and `reduce_rows` visits them within a memory budget. A
+reducer finds the k best scores of each row (`top_k`) or their mean (`top_means`); the reducer of
+log-mean-exps is in `softmax.py`. Each strip of rows has its own reducer, which is updated with the
+strip's blocks from the first column to the last. An update takes some rows of a block, which it may
+overwrite, so threads can share one block.
 
-If there are enough rows, every thread multiplies strips of its own with a BLAS limited to one
-thread, and reduces them while they are in its cache, so threads never wait for each other
-(`strips_in_order`). Otherwise BLAS splits each block among its threads, and `in_threads` splits the
-passes between two products. Results do not depend on block size, threads or budget beyond float32
-rounding.
+If there are enough rows, every thread multiplies its own strips, with BLAS limited to one thread,
+and reduces them while they are in its cache. So threads never wait for each other
+(`strips_in_order`). Otherwise, BLAS splits each block among its threads, and `in_threads` splits
+the work between two products. Except for float32 rounding, results don't depend on block size,
+threads or memory budget.
 """
 
 import itertools
@@ -42,10 +42,10 @@ from nnnorm.files import Progress
 Strip: TypeAlias = Callable[[int, int, FloatArray], FloatArray]
 
 DEFAULT_MEMORY_BUDGET = 512 * 2**20
-# Blocks of this many scores (32 MB) reach the full speed of BLAS.
+# With blocks of this many scores (32 MB), BLAS reaches its full speed.
 _BLOCK_SCORES = 8 * 2**20
 _SMALLEST_BUDGET = 2**20
-# With less memory per thread than this, all threads share one strip.
+# If there is less memory per thread, all threads share one strip.
 _WORKER_BUDGET = 16 * 2**20
 
 
@@ -53,7 +53,7 @@ _WORKER_BUDGET = 16 * 2**20
 
 
 class Products:
-    """Scores ``rows · columnsᵀ − offset`` of embeddings; an offset per column is a bias."""
+    """Scores ``rows · columnsᵀ − offset`` of embeddings; the offset, one per column, is a bias."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class Products:
             columns = Embeddings([widened], columns.name)
         self.rows, self.columns, self.offset = rows, columns, offset
         self.memory_budget = memory_budget
-        # Reading a block that is not in memory allocates the stored piece and the float32 one.
+        # Reading a block from disk allocates the stored values and their float32 copy.
         self.row_bytes = 0 if rows.in_memory else 8 * rows.dim
         self.column_bytes = 0 if columns.in_memory else 8 * rows.dim
 
     def strip(self, start: int, stop: int) -> Strip:
-        """Read rows ``start:stop`` once; the function multiplies them by some columns."""
+        """Read rows ``start:stop``, and return a function that multiplies them by some columns."""
         block = self.rows.rows(start, stop)
 
         def read(first: int, last: int, out: FloatArray) -> FloatArray:
@@ -95,12 +95,12 @@ class Products:
         return Products(self.columns, self.rows, memory_budget=self.memory_budget)
 
     def mean(self) -> FloatArray:
-        """Return the mean of every row, without the offset: one pass over each side."""
+        """Return the mean score of every row, without the offset, in one pass over each side."""
         center = self.columns.column_means()
         return np.concatenate([(block @ center).astype("f4") for _, block in self.rows.blocks()])
 
     def centered(self, center: FloatArray | None) -> "Products":
-        """Return the products of the rows less `center`, shape ``(dim,)``, or less their mean."""
+        """Return products of centered rows; `center`, shape ``(dim,)``, defaults to their mean."""
         rows = replace(self.rows, center=self.rows.mean() if center is None else center)
         return Products(rows, self.columns, memory_budget=self.memory_budget)
 
@@ -119,7 +119,7 @@ class Matrix:
         self.row_bytes = 4 * self.shape[1]
 
     def strip(self, start: int, stop: int) -> Strip:
-        """Read rows ``start:stop`` once; the function copies some columns of them."""
+        """Read rows ``start:stop``, and return a function that copies some columns of them."""
         if self._is_transposed:
             rows = np.empty((stop - start, self.shape[1]), dtype=np.float32)
             for first_row, block in self.matrix.blocks():
@@ -141,16 +141,16 @@ class Matrix:
         return Matrix(some, offset=self.offset)
 
     def transposed(self) -> "Matrix":
-        """Return the ready scores with rows and columns exchanged, without a copy."""
+        """Return the scores with rows and columns exchanged, without a copy."""
         return Matrix(self.matrix, is_transposed=not self._is_transposed)
 
     def mean(self) -> FloatArray:
-        """Return the mean of every row as given, without the offset."""
+        """Return the mean score of every row, without the offset."""
         means = [block.mean(axis=1, dtype=np.float64) for _, block in self.matrix.blocks()]
         return np.concatenate(means).astype(np.float32)
 
     def centered(self, center: FloatArray | None) -> "Matrix":
-        """Return the scores less `center`, one number per column, or less the columns' means."""
+        """Return the scores minus `center`, one number per column, by default its mean."""
         if center is None:
             center = self.matrix.column_means().astype(np.float32)
         return Matrix(self.matrix, offset=center)
@@ -161,7 +161,7 @@ Scores: TypeAlias = Products | Matrix
 
 
 def fill_rows(scores: Scores, start: int, out: FloatArray, memory_budget: int) -> None:
-    """Compute whole rows from `start` on; columns that must be converted are read in blocks."""
+    """Compute whole rows from `start` on; columns that need conversion are read in blocks."""
     read, n_block = scores.strip(start, start + len(out)), out.shape[1]
     if scores.column_bytes:
         n_block = max(1, min(n_block, memory_budget // 8 // scores.column_bytes))
@@ -181,7 +181,7 @@ class TopK(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Random items with their exact means, and the processor time that these took."""
+    """Random items, their exact means, and the processor time that these took."""
 
     rows: IntArray
     exact: FloatArray
@@ -189,13 +189,13 @@ class Sample(NamedTuple):
 
 
 def top_k(scores: Scores, k: int, **options: Any) -> TopK:
-    """Find the k best columns of every row exactly; ties go to the lower column.
+    """Find the k best columns of every row; ties go to the lower column.
 
-    Options are `memory_budget` and `progress`, here and below.
+    The options of this and the next function are `memory_budget` and `progress`.
     """
     n_rows = scores.shape[0]
     found = TopK(np.empty((n_rows, k), np.float32), np.empty((n_rows, k), np.int64))
-    # Per row: 3k candidates with their sort keys.
+    # Bytes per row: 3k candidates with their sort keys.
     for start, stop, best in _reduce_best(scores, KeepBest, k, 64 * (3 * k + 64), **options):
         found.scores[start:stop], found.indices[start:stop] = best
     return found
@@ -212,13 +212,13 @@ def top_means(scores: Scores, k: int, **options: Any) -> FloatArray:
 def _reduce_best(
     scores: Scores, kind: Any, k: int, bytes_per_row: int, **options: Any
 ) -> Iterator[tuple[int, int, Any]]:
-    # Per score: the partitioned copy and the mask.
+    # Bytes per score: a partitioned copy and a mask.
     needs: dict[str, Any] = {"bytes_per_score": 5, "bytes_per_row": bytes_per_row, "narrowest": k}
     return reduce_rows(scores, partial(kind, k=k), **needs, **options)
 
 
 class KeepBestValues:
-    """The k best values of each row, best first: ``(n_rows, k)``."""
+    """Reducer that finds the k best values of each row, best first: ``(n_rows, k)``."""
 
     def __init__(self, n_rows: int, k: int) -> None:
         self._k = k
@@ -247,7 +247,7 @@ class KeepBestValues:
         self._filled[rows] += counts
 
     def _merge(self, block: FloatArray, rows: slice) -> None:
-        """Merge a block with many better scores, such as the first one, by partitioning it."""
+        """Merge a block that has many better scores, such as the first one, by partitioning."""
         k = self._k
         if block.shape[1] > k:
             block = np.partition(block, -k, axis=1)[:, -k:]
@@ -281,11 +281,11 @@ class KeepBestValues:
 
 
 class KeepBest:
-    """The k best with their columns: two ``(n_rows, k)``."""
+    """Reducer that finds the k best values of each row and their columns, both ``(n_rows, k)``."""
 
     def __init__(self, n_rows: int, k: int) -> None:
         self._values = np.full((n_rows, k), -np.inf, dtype=np.float32)
-        # Empty places are after all columns.
+        # Empty slots are sorted after all columns.
         self._columns = np.full((n_rows, k), np.iinfo(np.int64).max)
 
     def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
@@ -294,12 +294,12 @@ class KeepBest:
         n_rows, n_columns = block.shape
         values, columns = self._values[rows], self._columns[rows]
         k = values.shape[1]
-        # A later column must exceed the k-th best so far: on a tie the lower column stays.
+        # A later column must exceed the current k-th best: on a tie, the lower column stays.
         is_better = block > values[:, -1:]
         if n_columns > k and np.count_nonzero(is_better) > 2 * n_rows * k:
             cut = np.partition(block, n_columns - k, axis=1)[:, n_columns - k]
             is_better &= block >= cut[:, None]
-            # Very many scores may equal the cut.
+            # Many scores may equal the cut.
             for row in np.flatnonzero(np.count_nonzero(is_better, axis=1) > 2 * k + 64):
                 equal = np.flatnonzero(is_better[row] & (block[row] == cut[row]))
                 is_better[row, equal[k:]] = False
@@ -325,7 +325,7 @@ class KeepBest:
 
 
 class Reducer(Protocol):
-    """State of one strip of rows while its blocks are read."""
+    """Reduces one strip of rows while its blocks are read."""
 
     def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
         """Include some rows of a block, which may be overwritten there."""
@@ -346,7 +346,7 @@ def reduce_rows(
 ) -> Iterator[tuple[int, int, Any]]:
     """Visit all scores once, strip by strip, and yield ``(start, stop, result)`` in row order.
 
-    A block has at least `narrowest` columns if memory allows: the k of a reducer of the k best.
+    If memory allows, a block has at least `narrowest` columns, such as k for the k best.
     """
     n_rows, n_columns = scores.shape
     if memory_budget < _SMALLEST_BUDGET:
@@ -355,11 +355,11 @@ def reduce_rows(
         )
     n_workers = count_threads()
     if n_rows < 128 * n_workers or memory_budget < _WORKER_BUDGET * n_workers:
-        n_workers = 1  # one strip at a time, on the threads of BLAS
+        n_workers = 1  # one strip at a time, with the threads of BLAS
     needs = 4 + bytes_per_score, bytes_per_row, memory_budget // n_workers, narrowest
     n_strip, n_block = _plan(scores, *needs)
     if n_workers > 1:
-        # Equal strips, as many for every thread; larger if columns are converted every time.
+        # Strips of equal size, the same number per thread; larger if each strip converts columns.
         n_strip = min(n_strip, 4096 if scores.column_bytes else 1280)
         n_turns = -(-n_rows // (n_strip * n_workers))
         n_strip = -(-n_rows // (n_turns * n_workers))
@@ -394,9 +394,9 @@ def reduce_rows(
 def _plan(
     scores: Scores, bytes_per_score: int, bytes_per_row: int, memory_budget: int, narrowest: int
 ) -> tuple[int, int]:
-    """Choose rows per strip and columns per block so that all allocations fit the budget."""
+    """Choose rows per strip and columns per block, so that all allocations fit in the budget."""
     n_rows, n_columns = scores.shape
-    # A quarter is left for a bank converted to float32 (`Products`) and numpy's temporaries.
+    # A quarter is reserved for a bank converted to float32 (`Products`) and temporary arrays.
     free = memory_budget * 3 // 4
     n_block = min(n_columns, max(2048, 16 * narrowest))
     n_block = max(1, min(n_block, free // (4 * max(1, scores.column_bytes))))
@@ -415,7 +415,7 @@ def _plan(
 
 
 def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
-    """Call `work` on slices of a block's rows in threads; numpy releases the GIL meanwhile."""
+    """Call `work` on slices of a block's rows in threads; numpy releases the GIL."""
     n_threads = count_threads()
     if n_threads == 1 or block.size < 2**18 or len(block) < n_threads:
         work(slice(0, len(block)))
@@ -423,7 +423,7 @@ def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
     edges = np.linspace(0, len(block), n_threads + 1).astype(int)
     slices = [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]
     with ThreadPoolExecutor(n_threads, "nnnorm") as pool:
-        list(pool.map(work, slices))  # raises what a thread raised
+        list(pool.map(work, slices))  # re-raises errors of threads
 
 
 def strips_in_order(
@@ -431,16 +431,16 @@ def strips_in_order(
 ) -> Iterator[tuple[int, int, Any]]:
     """Compute strips of rows on all threads, and yield ``(start, stop, work(start, stop))``.
 
-    `stop` is set when the results are no longer wanted, for work that looks at it.
+    `stop` is set when the caller needs no more results; `work` may check it.
     """
     starts, n_threads = range(0, n_rows, n_strip), count_threads()
-    # A BLAS on OpenMP has one limit per thread, so every worker sets its own.
+    # If BLAS uses OpenMP, the limit is per thread, so every worker sets it.
     pool = ThreadPoolExecutor(n_threads, "nnnorm", _limit_blas)
     with one_blas_thread(), pool:
         futures: deque[Future[Any]] = deque()
         try:
             for number, start in enumerate(starts):
-                # Only a few strips ahead of the consumer, so that few results are held.
+                # Workers are only a few strips ahead of the consumer, to limit memory.
                 for ahead in starts[number + len(futures) : number + 2 * n_threads]:
                     futures.append(pool.submit(work, ahead, min(ahead + n_strip, n_rows)))
                 yield start, min(start + n_strip, n_rows), futures.popleft().result()
@@ -451,24 +451,27 @@ def strips_in_order(
 
 
 def draw_rows(n_rows: int, most: int, rng: np.random.Generator | None = None) -> IntArray:
-    """Draw at most so many random row numbers, in order."""
+    """Draw at most `most` random row numbers, in order."""
     if n_rows <= most:
         return np.arange(n_rows)
     return np.sort((rng or np.random.default_rng(0)).choice(n_rows, most, replace=False))
 
 
 def count_threads() -> int:
-    """Return OMP_NUM_THREADS if it is set, else the number of usable cores."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
+    """Return OMP_NUM_THREADS if it is set, otherwise the number of available cores."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdigit() and int(given) > 0:
+        return int(given)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def processor_time() -> float:
-    """Processor seconds of this process, divided by its threads: what free cores would take."""
+    """Return the processor seconds of this process, divided by the number of threads.
+
+    The difference of two calls is the time that the work between them takes on free cores.
+    """
     return time.process_time() / count_threads()
 
 
@@ -477,7 +480,7 @@ def _limit_blas() -> Any:
 
 
 class _Limit:
-    """Number of callers that limit BLAS now, and the handle that ends the limit."""
+    """Number of callers that currently limit BLAS, and the handle that ends the limit."""
 
     lock = threading.Lock()
     holders = 0
@@ -486,7 +489,7 @@ class _Limit:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit BLAS to one thread until the last caller has left."""
+    """Limit BLAS to one thread until the last caller exits."""
     with _Limit.lock:
         _Limit.holders += 1
         if _Limit.holders == 1:
@@ -508,7 +511,7 @@ def _blas() -> Any:
 
 
 def _reset() -> None:
-    """Reset a forked child process, which inherits limits that nobody releases."""
+    """Reset the limit in a forked child process, where it would never be released."""
     _Limit.lock, _Limit.holders = threading.Lock(), 0
 
 
@@ -517,7 +520,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Done:
-    """Counts work of all threads and reports it to a callback."""
+    """Counts the work of all threads, and passes the sum to a progress callback."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress, self._total = progress, total

@@ -1,12 +1,12 @@
-"""Scores in log space, streamed: log-mean-exps and Sinkhorn's balancing.
+"""Log-mean-exps and Sinkhorn's iterations, in one pass over scores in blocks.
 
-A log-mean-exp is ``log( mean_j exp(β·s_ij) )``; one pass over the scores does many β.
+A log-mean-exp is ``log( mean_j exp(β·s_ij) )``; one pass over the scores computes it for many β.
 
 Sinkhorn balances the gallery against the references. The plan is ``P_ij = u_i·exp(s_ij/τ)·v_j``
-with uniform marginals: every item gets the same share of the references, and every reference gives
-the same share. One pass over all scores does a whole iteration, for several τ at once: a strip of
-rows gives its u and adds its plan to the sums of the columns, from which the next v follows. The
-cost ``1 − s`` differs from ``−s`` by a constant, which u absorbs.
+with uniform marginals: all items have the same total, and all references too. One pass over all
+scores is a whole iteration, for several τ at once: it computes u for each strip of rows, and adds
+the strip's part of the plan to the sums of the columns. These sums determine the next v. The cost
+``1 − s`` differs from ``−s`` by a constant, which u absorbs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,11 @@ from nnnorm.files import Progress
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
-# exp of less is negligible next to the maximum's 1, and would be subnormal, which is slow.
+# Smaller exponents are negligible compared with the maximum's 1, and exp would return subnormal
+# numbers, which are slow.
 LEAST_EXPONENT = np.float32(-80)
-# Passes over pieces of this many scores (1 MB) stay in the cache and are long enough for threads
-# to wait little; BLAS does not split rows of this many columns.
+# Pieces of this many scores (1 MB) stay in the cache, and are large enough that threads rarely wait
+# for each other. BLAS does not split rows of this many columns.
 _CACHED_SCORES = 2**18
 _CACHED_COLUMNS = 2**13
 
@@ -34,11 +35,11 @@ _CACHED_COLUMNS = 2**13
 def scan(
     scores: Scores, *, k: int, betas: Sequence[float] = (), **options: Any
 ) -> Iterator[tuple[int, int, tuple[FloatArray, Doubles]]]:
-    """Yield ``(start, stop, (best, logs))`` of strips of rows, from one product.
+    """Yield ``(start, stop, (best, logs))`` for strips of rows, from one product.
 
-    ``best`` has the k best values of each row, best first, and ``logs`` a row per β.
+    ``best`` has the k best values of each row, best first, and ``logs`` has a row per β.
     """
-    # Best values need what those of `top_means` do; logs need pieces in the cache.
+    # Best values need the bytes of `top_means`, and logs those of pieces in the cache.
     needs = 4 * (10 * k + 128) * (k > 0) + 24 * (len(betas) + 2) * (len(betas) > 0)
     return scoring.reduce_rows(
         scores,
@@ -59,9 +60,9 @@ def log_mean_exp(scores: Scores, betas: Sequence[float], **options: Any) -> Doub
 
 
 class KeepLogMeanExp:
-    """Per row the maximum so far, M, and per β the sum of ``exp(β(s − M)) − 1``."""
+    """Reducer that stores the current maximum M of each row, and Σ ``exp(β(s − M)) − 1`` per β."""
 
-    # Largest β·range/2 for which power sums are cheaper than exp.
+    # Largest β·range/2 for which power sums are faster than exp.
     _SMALL = 4.0
 
     def __init__(self, n_rows: int, betas: Sequence[float]) -> None:
@@ -80,7 +81,7 @@ class KeepLogMeanExp:
             self._excess[:, rows] += first_column * np.expm1(-rise)
         self._peak[rows] = peak
         self._seen = first_column + block.shape[1]
-        # In pieces, so that the passes over each stay in the cache.
+        # Small pieces stay in the cache.
         width = min(block.shape[1], _CACHED_COLUMNS)
         step = max(1, min(_CACHED_SCORES, block.size // 16) // width)
         for start in range(0, len(block), step):
@@ -120,7 +121,7 @@ class KeepLogMeanExp:
 
 
 def _sum_exp_excess(scores: FloatArray, middle: FloatArray, half: float, betas: Doubles) -> Doubles:
-    """Per β and row the sum of ``exp(β(s − middle)) − 1``, by power sums; `half` bounds the lag."""
+    """Return Σ ``exp(β(s − middle)) − 1`` per β and row by power sums; ``|s − middle| ≤ half``."""
     scales = betas * half
     lag = scores - middle[:, None]
     lag /= np.float32(half)
@@ -147,12 +148,12 @@ def _count_powers(scale: float) -> int:
 
 
 def _row_dots(left: FloatArray, right: FloatArray) -> FloatArray:
-    """Compute ``Σ_j left_ij·right_ij`` by BLAS, several times faster than product and sum."""
+    """Compute ``Σ_j left_ij·right_ij`` with BLAS, several times faster than product and sum."""
     return np.asarray(np.matmul(left[:, None, :], right[:, :, None])[:, 0, 0])
 
 
 class KeepBestAndLogs:
-    """Both the k best values and the log-mean-exps, from the same blocks."""
+    """Reducer that finds both the k best values and the log-mean-exps, from the same blocks."""
 
     def __init__(self, n_rows: int, k: int, betas: Sequence[float]) -> None:
         self._values = scoring.KeepBestValues(n_rows, k) if k else None
@@ -184,7 +185,7 @@ def transport_biases(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Doubles:
-    """``−τ·log u`` of every row, up to a constant that puts it on the scale of a score."""
+    """Compute ``−τ·log u`` of every row, plus a constant that puts it on the scale of a score."""
     n_rows, n_columns = scores.shape
     scales = [1 / tau for tau in taus]
     strips = _Strips(scores, memory_budget)
@@ -197,41 +198,41 @@ def transport_biases(
                 _balance_rows(strip, scale, shift.astype(np.float32), sums)
             done.add(stop - start)
         log_v -= np.log(column_sums * (n_columns / n_rows))
-    # The last u of the rows that are wanted; other rows, and the next v, are not needed.
+    # Compute the last u of the wanted rows; other rows and the next v are not needed.
     row_logs = np.empty((len(taus), n_wanted))
     for start, stop, strip in strips.read(n_wanted):
         for scale, shift, logs in zip(scales, log_v, row_logs, strict=True):
             logs[start:stop] = _balance_rows(strip, scale, shift.astype(np.float32), None)
         done.add(stop - start)
-    # Weighted so that the references' weights add up to one, −τ·log u is on a score's scale.
+    # If the references' weights add up to one, −τ·log u is on the scale of a score.
     peaks = log_v.max(axis=1)
     log_totals = peaks + np.log(np.exp(log_v - peaks[:, None]).sum(axis=1))
     return np.asarray((row_logs - log_totals[:, None]) * np.array(taus)[:, None])
 
 
 class _Strips:
-    """Whole rows of scores, strip by strip; as many as fit are multiplied only once."""
+    """Whole rows of scores in strips; those that fit in memory are multiplied only once."""
 
     def __init__(self, scores: Scores, memory_budget: int) -> None:
         self.scores, self._memory_budget = scores, memory_budget
         n_rows, n_columns = scores.shape
-        # A strip of scores, and what exp and numpy's sums need in passing.
+        # Bytes for a strip of scores, and for temporary arrays of exp and sums.
         bytes_per_row = 12 * n_columns + scores.row_bytes
         fits = memory_budget * 3 // 4 // bytes_per_row
         if fits == 0:
             raise NNNormError(
-                f"a memory_budget of {memory_budget} bytes can't hold a row of {n_columns} scores, "
-                "which Sinkhorn needs; pass more"
+                f"Sinkhorn needs a row of {n_columns} scores, so memory_budget must be at least "
+                f"{-(-4 * bytes_per_row // 3)} bytes; got {memory_budget}"
             )
         self._size = min(n_rows, fits, max(64, 2**23 // n_columns))
         self._buffer = np.empty((self._size, n_columns), dtype=np.float32)
         self._held: list[FloatArray] = []
         self._spare = 0
-        if isinstance(scores, Products):  # ready scores are read as fast from where they are
+        if isinstance(scores, Products):  # a copy of given scores would save no time
             self._spare = memory_budget * 3 // 4 - self._size * bytes_per_row
 
     def read(self, stop: int) -> Iterator[tuple[int, int, FloatArray]]:
-        """The rows up to `stop`, as ``(first, last, scores)``; the scores must not be changed."""
+        """Yield the rows up to `stop` as ``(first, last, scores)``; don't change the scores."""
         for number, first in enumerate(range(0, stop, self._size)):
             last = min(first + self._size, self.scores.shape[0])
             if number >= len(self._held):
@@ -250,7 +251,7 @@ class _Strips:
 def _balance_rows(
     strip: FloatArray, scale: float, shift: FloatArray, column_sums: Doubles | None
 ) -> Doubles:
-    """Log of each row's sum of ``exp(scale·s + shift)``; adds the balanced rows to the columns."""
+    """Return the log of Σ ``exp(scale·s + shift)`` per row; add the balanced rows to columns."""
     row_logs = np.empty(len(strip))
     sums_of: dict[int, Doubles] = {}
     step = max(1, 2**16 // strip.shape[1])  # pieces that stay in a core's cache
@@ -269,12 +270,12 @@ def _balance_rows(
             sums = piece.sum(axis=1)
             row_logs[start : start + len(piece)] = peak + np.log(sums)
             if column_sums is not None:
-                # Not a BLAS product, whose threads would compete with these.
+                # A BLAS product would start threads that compete with these.
                 own_sums += np.einsum("i,ij->j", 1 / sums, piece)
         sums_of[rows.start] = own_sums
 
     scoring.in_threads(work, strip)
     if column_sums is not None:
-        for start in sorted(sums_of):  # in one order, so that every run gives the same bits
+        for start in sorted(sums_of):  # in a fixed order, so that all runs return the same bits
             np.add(column_sums, sums_of[start], out=column_sums)
     return row_logs

@@ -1,28 +1,28 @@
-"""Which solver computes m_k, the mean of each item's k best reference scores.
+"""The solvers that compute m_k, the mean of each item's k best reference scores.
 
-    solver        m_k is    computed by
-    exact         exact     numpy: the whole product, block by block
-    torch         exact     torch on the processor; "cuda" and "mps" on those devices
-    approximate   close     inverted lists and a regression
+    solver        m_k           computed by
+    exact         exact         numpy: the whole product, in blocks
+    torch         exact         torch on the processor; "cuda" and "mps" on those devices
+    approximate   approximate   inverted lists and a regression
     auto          exact if that takes less than about 30 seconds, otherwise approximate if its
                   measured error is at most 0.15, otherwise exact with a warning
 
 `auto` first computes the exact means of a sample of items and extrapolates their processor time, so
-the decision doesn't depend on the machine or its load. The parameters of a bias have the solver
-that ran and, for approximate means, the quality and the error.
+the choice doesn't depend on the load of the machine. The `params` of a bias have the solver that
+ran and, for approximate means, the quality and the error.
 
 Approximate means: the references are clustered into inverted lists. Each item probes the lists
-whose centroids score best, and all items that probe a list are scored in one matrix product. The
+whose centroids score best with it, and one matrix product scores all items that probe a list. The
 number of lists grows with the square root of the number of references. If there are fewer
-references than items, four times as many take twice the time; otherwise, assigning references to
-lists takes most of the time.
+references than items, four times as many references take twice the time. Otherwise, assigning
+references to lists takes most of the time.
 
-References in other lists are missed, more so for some items than for others. The exact m_k of a few
-hundred items is therefore computed as well. A ridge regression predicts from them what is missed,
-given what was found (means over ranks 1, 2, 3–4, …) and the mean and standard deviation of the
-item's scores with all centroids. Cross-validation on the same items measures the error that
-remains: its standard deviation relative to that of m_k. A few items have large errors, and a sample
-may miss them, so three standard errors are added to the mean squared error.
+References in other lists are missed, for some items more than for others. So the exact m_k of a few
+hundred items is computed, too. A ridge regression on these items predicts the missing part, given
+the means that were found (over ranks 1, 2, 3–4, …) and the mean and standard deviation of the
+item's scores with all centroids. Cross-validation on the same items measures the remaining error:
+its standard deviation relative to that of m_k. A few items have large errors, which a sample may
+miss, so three standard errors are added to the mean squared error.
 """
 
 import itertools
@@ -47,26 +47,26 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Sample, Scores, top_
 Weights: TypeAlias = npt.NDArray[np.float64]
 Solver = Literal["auto", "exact", "torch", "cuda", "mps", "approximate"]
 SOLVER_NAMES: tuple[str, ...] = get_args(Solver)
-# A sample of items with known means is left out of exact work if it is this share of the gallery.
+# If the sample of items with known means is a larger share of the gallery, exact work skips it.
 _LARGE_SAMPLE = 0.04
-# Multiplications that take about a second, and seconds that exact work may take.
+# Number of multiplications that take about a second, and largest time of exact work in seconds.
 _QUICK, _LONG = 2**34, 30.0
-# What `auto` accepts of approximate means: error, and time relative to exact means.
+# `auto` accepts approximate means up to this error, and this time relative to exact means.
 _LARGEST_ERROR, _LARGEST_TIME = 0.15, 0.5
-# Time of a score of inverted lists relative to one of the whole product: 1.6 to 2.5 in
-# benchmarks/million.py and benchmarks/approximate.py.
+# The time of a score from inverted lists relative to one from the whole product. In
+# benchmarks/million.py and benchmarks/approximate.py, it is 1.6 to 2.5.
 _LIST_SCORE = 2.0
-# Items with exact means to train on; chosen on the sets of benchmarks/approximate.py.
+# Number of items with exact means to train on, chosen on the sets of benchmarks/approximate.py.
 _N_TRAINING = 512
 _SMALLEST_BANK = 8192
 _RIDGE = 1e-3
 _MARGIN = 3.0
-# Items whose scores with all centroids stay in the cache.
+# The scores of this many items with all centroids stay in the cache.
 _PIECE = 1024
 
 
 def check_solver(solver: str, quality: int | None) -> None:
-    """Raise an error for an unknown solver, or a quality that the solver doesn't have."""
+    """Raise an error if the solver is unknown, or has no quality but one is given."""
     if solver not in SOLVER_NAMES:
         raise NNNormError(f"solver must be one of {', '.join(SOLVER_NAMES)}; got {solver!r}")
     if quality is not None and solver != "approximate":
@@ -85,7 +85,7 @@ def compute_means(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> tuple[FloatArray, dict[str, Any]]:
-    """Compute m_k of every row; `sample` are rows whose means are known."""
+    """Compute m_k of every row; `sample` has rows whose means are known already."""
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     n_items, seconds = scores.shape[0], 0.0
     if isinstance(scores, Products) and solver != "exact":
@@ -116,7 +116,7 @@ def compute_means(
 
 @contextmanager
 def _shown(progress: Progress | None, is_slow: bool) -> Iterator[Progress | None]:
-    """Show a bar for slow work on stderr if it is a terminal, unless the caller shows progress."""
+    """Show a progress bar for slow work if stderr is a terminal and the caller shows none."""
     if progress is not None or not is_slow or not sys.stderr.isatty():
         yield progress
         return
@@ -131,7 +131,10 @@ def _shown(progress: Progress | None, is_slow: bool) -> Iterator[Progress | None
 def _choose_model(
     scores: Products, k: int, sample: Sample, memory_budget: int, seconds: float
 ) -> "ListModel | None":
-    """Find the least quality with a small error that saves time, given the time of exact means."""
+    """Find the lowest quality with a small enough error; None if exact means are better.
+
+    `seconds` is the expected time of exact means.
+    """
     n_scores = scores.shape[0] * scores.shape[1]
     quality, least_error, spent = choose_quality(scores.shape[0]), math.inf, 0.0
     while is_worth_lists(*scores.shape, k, quality):
@@ -144,14 +147,14 @@ def _choose_model(
         if error <= _LARGEST_ERROR:
             return model
         least_error = min(least_error, error)
-        # At best, the error falls as fast as the quality rises.
+        # The error falls at most as fast as the quality rises, so smaller steps would not help.
         excess = 1.0 if model is None else error / _LARGEST_ERROR
         quality = 2 ** max(quality.bit_length(), math.ceil(math.log2(quality * excess)))
     message = f"exact means will take about {timedelta(seconds=round(seconds))} (h:mm:ss)"
     if math.isfinite(least_error):
         message += (
-            f"; approximate means would be off by {least_error:.0%} of their standard deviation "
-            f"({_LARGEST_ERROR:.0%} is accepted). To use them all the same, pass "
+            f"; approximate means would have an error of {least_error:.0%} of their standard "
+            f"deviation, more than {_LARGEST_ERROR:.0%}. To use them anyway, pass "
             "solver='approximate' (--solver approximate)"
         )
     warn(message)
@@ -164,14 +167,14 @@ def _choose_model(
 def _torch_means(
     scores: Products, k: int, solver: str, *, memory_budget: int, progress: Progress | None
 ) -> FloatArray:
-    """Compute m_k exactly by torch, in float32, with about `memory_budget` bytes on the device."""
+    """Compute m_k exactly in float32 with torch; use about `memory_budget` bytes on the device."""
     torch = require("torch", extra="torch")
     device = "cpu" if solver == "torch" else solver
     available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
     if device in available and not available[device]():
         raise NNNormError(
-            f"solver {device} was asked for, but torch {torch.__version__} finds no such device; "
-            "use solver exact, or install a torch that supports the device"
+            f"solver {device} needs such a device, but torch {torch.__version__} finds none; use "
+            "solver exact, or install a torch that supports the device"
         )
     gallery, references = scores.rows, scores.columns
     n_items, n_references = scores.shape
@@ -195,7 +198,7 @@ def _torch_means(
     return means
 
 
-# --- approximate: a sample, and what to expect --------------------------------------------------
+# --- approximate: a sample, and the expected work -----------------------------------------------
 
 
 def sample_means(
@@ -211,19 +214,19 @@ def sample_means(
 
 
 def choose_quality(n_gallery: int) -> int:
-    """Choose how many inverted lists to probe: 32 for up to 100,000 items, 8 for more."""
+    """Choose the number of inverted lists to probe: 32 for up to 100,000 items, 8 for more."""
     return 32 if n_gallery <= 100_000 else 8
 
 
 def count_list_scores(n_gallery: int, n_references: int, quality: int) -> tuple[int, int]:
-    """Count the scores of learning lists and regression, and those of probing all items."""
+    """Count the scores needed to learn lists and regression, and those to probe all items."""
     n_lists = _count_lists(n_gallery, n_references, quality)
     learning = n_references * (n_lists + _N_TRAINING)
     return learning, n_gallery * (n_lists + quality * n_references // n_lists)
 
 
 def is_worth_lists(n_gallery: int, n_references: int, k: int, quality: int) -> bool:
-    """Whether lists save scores and have enough candidates for k."""
+    """Return whether lists save scores and have enough candidates for k."""
     n_lists = _count_lists(n_gallery, n_references, quality)
     is_small = n_references < max(_SMALLEST_BANK, 8 * k) or n_gallery < 32
     too_few_candidates = 2 * quality * n_references < k * n_lists
@@ -241,7 +244,7 @@ def _count_lists(n_gallery: int, n_references: int, quality: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ListModel:
-    """Inverted lists of a bank, and the regression that corrects what they miss."""
+    """Inverted lists of a bank, and the regression that predicts the missing part."""
 
     lists: "InvertedLists"
     k: int
@@ -257,7 +260,7 @@ class ListModel:
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
     ) -> tuple[FloatArray, dict[str, Any]]:
-        """Estimate m_k of the training gallery; also return quality and error."""
+        """Estimate m_k of the training gallery; also return solver, quality and error."""
         values, features, n_candidates = _probe(
             products.rows, self.lists, self.k, self.quality, memory_budget, progress
         )
@@ -280,7 +283,7 @@ def learn_lists(
     seed: int = 0,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
 ) -> ListModel | None:
-    """Learn lists and regression from a bank and a sample of the gallery."""
+    """Learn lists and regression from a bank and a sample; None if lists would not help."""
     n_gallery, n_references = products.shape
     if not is_worth_lists(n_gallery, n_references, k, quality):
         return None
@@ -301,7 +304,7 @@ def learn_lists(
 
 
 class InvertedLists:
-    """References clustered into lists, none more than twice as long as the average."""
+    """References clustered into lists, each at most twice as long as the average."""
 
     def __init__(
         self, references: Embeddings, n_lists: int, rng: np.random.Generator, memory_budget: int
@@ -339,8 +342,8 @@ class InvertedLists:
     def best_scores(
         self, items: FloatArray, lists: IntArray, k: int, scores: FloatArray, stop: threading.Event
     ) -> FloatArray:
-        """The k best scores of items with the lists they probe, best first; 0 if there are none."""
-        # Negated, with empty slots at +inf: partitioning is many times slower with -inf.
+        """Return the k best scores of items with the lists they probe, best first; 0 if missing."""
+        # Scores are negated and empty slots +inf, because partitioning is much slower with -inf.
         scores.fill(np.inf)
         negated = -items
         rows, slots = np.divmod(np.arange(len(lists)), scores.shape[1])
@@ -355,13 +358,13 @@ class InvertedLists:
         best = scores.reshape(len(items), -1)
         best.partition(k - 1, axis=1)
         best = -np.sort(best[:, :k], axis=1)
-        return np.where(np.isfinite(best), best, np.float32(0))  # those are computed exactly later
+        return np.where(np.isfinite(best), best, np.float32(0))  # `means` repeats them exactly
 
 
 def _cluster(
     sample: FloatArray, n_lists: int, rng: np.random.Generator, memory_budget: int
 ) -> FloatArray:
-    """Run five rounds of k-means, which is enough for lists."""
+    """Find centroids with five rounds of k-means, which is enough for lists."""
     centroids = sample[rng.choice(len(sample), n_lists, replace=False)]
     rows = Embeddings([sample], "references")
     for _ in range(5):
@@ -376,7 +379,7 @@ def _cluster(
 
 
 def _nearest(rows: Embeddings, centroids: FloatArray, memory_budget: int) -> IntArray:
-    """Find the centroid at the least distance from every row."""
+    """Find the closest centroid of every row."""
     offset = (centroids**2).sum(axis=1) / 2
     products = Products(rows, Embeddings([centroids], "centroids"), offset=offset)
     return top_k(products, 1, memory_budget=memory_budget).indices[:, 0]
@@ -401,7 +404,7 @@ def _probe(
     memory_budget: int,
     progress: Progress | None = None,
 ) -> tuple[FloatArray, FloatArray, IntArray]:
-    """Per item: mean of the k best scores found, features, and number of candidates."""
+    """Return the mean of the k best scores found, features and number of candidates per item."""
     n_gallery, dim = gallery.shape
     n_probes = min(n_probes, len(bank))
     edges = [0, *(2**power for power in range(k.bit_length()) if 2**power < k), k]
@@ -411,7 +414,7 @@ def _probe(
     n_candidates = np.empty(n_gallery, dtype=np.int64)
     shares = (bank.sizes / bank.sizes.sum()).astype(np.float32)
     n_workers = scoring.count_threads()
-    # Per item: its row as read and widened, and its scores with the lists it probes.
+    # Bytes per item: its row as stored and in float32, and its scores with the lists it probes.
     per_item = 4 * (4 * dim + n_probes * bank.longest)
     left = memory_budget * 3 // 4 - bank.held_bytes
     n_strip = max(64, min(8192, left // (n_workers * per_item), -(-n_gallery // n_workers)))
@@ -419,7 +422,7 @@ def _probe(
     done = scoring.Done(progress, n_gallery)
 
     def choose_lists(items: FloatArray, start: int) -> IntArray:
-        """Choose every item's lists; mean and deviation over all centroids are features."""
+        """Choose every item's lists; store the mean and deviation over centroids as features."""
         by_centroid = items @ bank.centroids.T
         lists = best_lists(by_centroid, n_probes)
         here = slice(start, start + len(items))
@@ -436,7 +439,7 @@ def _probe(
         lists = np.concatenate(
             [choose_lists(items[first : first + _PIECE], start + first) for first in pieces]
         ).ravel()
-        if not hasattr(own, "scores"):  # once, not per strip
+        if not hasattr(own, "scores"):  # once per thread, not per strip
             own.scores = np.empty((n_strip, n_probes, bank.longest), dtype=np.float32)
         best = bank.best_scores(items, lists, k, own.scores[: len(items)], stop)
         means[start:end] = best.mean(axis=1, dtype=np.float64)
@@ -455,7 +458,7 @@ def _probe(
 def _learn_missed(
     features: FloatArray, missed: FloatArray, rng: np.random.Generator
 ) -> tuple[Weights, float]:
-    """Learn to predict what an item's mean misses; also return the error, cross-validated."""
+    """Fit the regression for the missing part; also return its cross-validated error."""
     known = features.astype(np.float64)
     folds = rng.permutation(len(known)) % 8
     errors = np.empty(len(known))
@@ -473,7 +476,7 @@ def _predict(weights: Weights, features: npt.NDArray[Any]) -> npt.NDArray[np.flo
 
 
 def _fit_ridge(features: npt.NDArray[np.float64], target: npt.NDArray[Any]) -> Weights:
-    """Fit a ridge regression that ignores constant features: slopes, then the intercept."""
+    """Fit a ridge regression that ignores constant features; return slopes and intercept."""
     center, scale = features.mean(axis=0), features.std(axis=0)
     scale = np.where(scale > 1e-9 * (1 + np.abs(center)), scale, np.inf)
     standardized = (features - center) / scale

@@ -1,13 +1,14 @@
-"""Tables: CSV, TSV, JSONL and columns of parquet; lists of lines, JSON, ids, and query logs.
+"""Tables (CSV, TSV, JSONL, parquet), text files, JSON, ids, and query logs.
 
-CSV and TSV are UTF-8, with or without a BOM. The first line is the header. Cells are quoted as in
-RFC 4180: a cell in double quotes may hold separators and line breaks, and a quote in it is doubled.
-Every row has as many cells as the header, blank lines are skipped, spaces around a cell are
-dropped. JSONL has one object per line; its values are texts or numbers. Errors name the line.
+CSV and TSV files are UTF-8, with or without a BOM. The first line is the header. Cells are quoted
+as in RFC 4180: a cell in double quotes may contain separators and line breaks, and quotes in it are
+doubled. Every row has as many cells as the header. Blank lines and spaces around a cell are
+ignored. A JSONL file has one object per line, with text or numbers as values. Errors name the line.
 
-A query log is a table with an embedding per row, and optional columns of times and counts. CSV and
-TSV hold an embedding as the text of a list, ``[0.1, 0.2]`` with or without commas, and JSONL as a
-list. Times are dates (ISO 8601, UTC if there is no offset; also 20260501), or seconds since 1970.
+A query log is a table with an embedding per row, and optional columns of times and counts. In CSV
+and TSV, an embedding is the text of a list, ``[0.1, 0.2]``, with or without commas. In JSONL, it is
+a list. Times are dates or seconds since 1970. Dates are ISO 8601 (or like 20260501), in UTC if they
+have no offset.
 """
 
 import csv
@@ -31,21 +32,21 @@ from nnnorm.files import PathLike, check_file, reading
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
-# Where a row is ("line 3"), and its cells.
+# The position of a row ("line 3"), and its cells.
 _Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TABLE_SUFFIXES = (*_SEPARATORS, ".jsonl", ".parquet")
-_PART_ROWS = 8192  # of a log
+_PART_ROWS = 8192  # rows of a log to read at a time
 
 
 def read_columns(
     path: PathLike, needed: Sequence[str] | None = (), optional: Sequence[str] | None = ()
 ) -> dict[str, list[str]]:
-    """Read columns of a CSV, TSV, JSONL or parquet file as text; `optional=None` is all of them.
+    """Read columns of a CSV, TSV, JSONL or parquet file as text.
 
-    Columns of `needed` must have a value in every row; elsewhere a missing value is empty.
-    `needed=None` is the only column there is.
+    Columns in `needed` must have a value in every row; None means the only column of the table.
+    Missing values of columns in `optional` are empty; None means all other columns.
     """
 
     def choose(header: list[str]) -> list[str]:
@@ -58,7 +59,7 @@ def read_columns(
     suffix = Path(path).suffix.lower()
     if suffix not in TABLE_SUFFIXES:
         raise NNNormError(
-            f"{path}: a table must end in {', '.join(TABLE_SUFFIXES[:-1])} or "
+            f"{path}: a table must have the suffix {', '.join(TABLE_SUFFIXES[:-1])} or "
             f"{TABLE_SUFFIXES[-1]}; got the suffix {suffix!r}"
         )
     if suffix == ".parquet":
@@ -83,7 +84,7 @@ def read_columns(
 
 
 def read_column(path: PathLike, column: str | None = None) -> list[str]:
-    """Read one column of a table as text; the name may be left out if there is only one."""
+    """Read one column of a table as text; if there is only one, its name isn't needed."""
     (cells,) = read_columns(path, None if column is None else [column]).values()
     return cells
 
@@ -102,7 +103,7 @@ def read_lines(path: PathLike) -> list[str]:
 
 
 def read_json(path: PathLike, what: str) -> Any:
-    """Read a JSON file, or raise an error that says why it can't be read."""
+    """Read a JSON file; if it can't be read, raise an error with the reason."""
     check_file(path, hint=f"expected {what}")
     with reading(path, f"JSON with {what}"):
         return json.loads(Path(path).read_text(encoding="utf-8-sig"))
@@ -115,7 +116,7 @@ def read_objects(path: PathLike) -> list[dict[str, Any]]:
             return [entry for _, entry in _objects(path, file)]
     entries = read_json(path, "a list of objects")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise NNNormError(f"{path} must hold one JSON object per item")
+        raise NNNormError(f"{path} must contain a JSON list with one object per item")
     return entries
 
 
@@ -123,7 +124,7 @@ def _as_text(cell: Any, where: str, name: str, is_needed: bool) -> str:
     is_nan = isinstance(cell, float) and math.isnan(cell)
     if is_nan or isinstance(cell, (dict, list, bytes)):
         shown = "NaN" if is_nan else f"the type {type(cell).__name__}"
-        raise NNNormError(f"{where} has {shown} in the column {name}; expected a text or a number")
+        raise NNNormError(f"{where} has {shown} in the column {name}; expected text or a number")
     text = "" if cell is None else str(cell).strip()
     if is_needed and not text:
         raise NNNormError(f"{where} has nothing in the column {name}")
@@ -131,7 +132,7 @@ def _as_text(cell: Any, where: str, name: str, is_needed: bool) -> str:
 
 
 def _text_rows(path: PathLike) -> _Rows:
-    """The rows of a text file, one by one."""
+    """Yield the rows of a CSV, TSV or JSONL file."""
     with _open_text(path) as file:
         separator = _SEPARATORS.get(Path(path).suffix.lower())
         if separator is None:
@@ -149,14 +150,14 @@ def _separated(path: PathLike, reader: "csv.DictReader[str]") -> _Rows:
             if None in row.values() or any(cell.strip() for cell in more):
                 n_cells = len(more) + sum(cell is not None for cell in row.values())
                 raise NNNormError(
-                    f"{path}: {where} has {n_cells} cells, the header {len(header)}; put a text "
-                    'with a separator in quotes, "like, this"'
+                    f"{path}: {where} has {n_cells} cells, but the header has {len(header)}; put "
+                    'text that contains a separator in quotes, "like, this"'
                 )
             yield where, dict(row)
     except csv.Error as error:
         raise NNNormError(
-            f"{path}: line {reader.reader.line_num} can't be read ({error}); a cell that begins "
-            'with a quote must end with one, and quotes inside it are doubled: "a ""grey"" cat"'
+            f"{path}: line {reader.reader.line_num} can't be read ({error}); a cell that starts "
+            'with a quote must end with one, and quotes inside it are doubled: "a ""gray"" cat"'
         ) from error
 
 
@@ -178,7 +179,7 @@ def _objects(path: PathLike, file: TextIO) -> _Rows:
 
 @contextmanager
 def _open_text(path: PathLike) -> Iterator[TextIO]:
-    """Open a UTF-8 file for reading; a byte that is not UTF-8 is reported with its line."""
+    """Open a UTF-8 file for reading; if it isn't UTF-8, raise an error that names the line."""
     check_file(path)
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -201,7 +202,7 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
     if path.suffix == ".json":
         ids = read_json(path, f"a list of {what}")
         if not isinstance(ids, list) or any(isinstance(one, (dict, list)) for one in ids):
-            raise NNNormError(f"{path} must hold a list of {what}, without lists or objects in it")
+            raise NNNormError(f"{path} must be a list of {what}, without lists or objects in it")
         return ids
     if path.suffix != ".npy":
         with reading(path, what):
@@ -210,12 +211,12 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
     array = map_npy(path)
     if array.ndim != 1 or array.dtype.kind == "V":
         got = f"{path} has the shape {array.shape} and the type {array.dtype!s:.60}"
-        raise NNNormError(f"{what} must be one-dimensional numbers or text; {got}")
+        raise NNNormError(f"{what} must be numbers or text, one per item; {got}")
     return array
 
 
 def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
-    """Return ids as an array of int64 or str, or raise an error unless each item has its own."""
+    """Return ids as an array of int64 or str; raise an error unless each item has its own."""
     checked = check_names(ids, n_items, "ids", name)
     kinds, counts = np.unique(checked, return_counts=True)
     if len(kinds) != n_items:
@@ -232,7 +233,7 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
 
 
 class LogPart(NamedTuple):
-    """Rows of a log; times are -inf if there are none."""
+    """Rows of a log; if it has no times, they are -inf."""
 
     start: int
     rows: FloatArray
@@ -241,7 +242,7 @@ class LogPart(NamedTuple):
 
 
 def is_log(source: Any) -> bool:
-    """Whether a source is a file that `read_log` reads; other parquet is a set of shards."""
+    """Whether `read_log` can read a source; other parquet paths are sets of shards."""
     if not isinstance(source, (str, os.PathLike)):
         return False
     suffix = Path(source).suffix.lower()
@@ -272,7 +273,7 @@ def read_log(
 def _text_parts(
     path: PathLike, needed: Sequence[str]
 ) -> Iterator[tuple[int, FloatArray, dict[str, Any]]]:
-    """As `read_batches`; how many rows there are isn't known."""
+    """Yield batches like `read_batches`; the number of rows isn't known, so it is 0."""
     column, *others = needed
     found, dim = _text_rows(path), None
     while part := list(islice(found, _PART_ROWS)):
@@ -284,7 +285,7 @@ def _text_parts(
             if len(rows[-1]) != dim:
                 raise NNNormError(
                     f"{path}: all embeddings must have the same dimension; {where} has "
-                    f"{len(rows[-1])} numbers, the first row has {dim}"
+                    f"{len(rows[-1])} numbers, but the first row has {dim}"
                 )
         yield 0, np.stack(rows), {name: [row[name] for _, row in part] for name in others}
 
@@ -305,13 +306,13 @@ def _read_embedding(where: str, cell: Any, column: str) -> FloatArray:
 
 
 def read_times(values: Any, name: str, start: int = 0) -> DoubleArray:
-    """Seconds since 1970 of dates, or of numbers that are such seconds."""
+    """Convert dates, or numbers of seconds since 1970, to seconds since 1970."""
     expected = f"{name} must be dates such as 2026-05-01T12:00:00, or seconds since 1970"
     return _read_numbers(values, _read_seconds, expected, start)
 
 
 def read_counts(values: Any, name: str, start: int = 0) -> IntArray:
-    """Counts as int64, each at least 1."""
+    """Convert counts to int64; raise an error unless each is at least 1."""
     expected = f"{name} must be whole numbers of at least 1"
     return _read_numbers(values, _read_count, expected, start).astype(np.int64)
 
@@ -329,7 +330,8 @@ def _read_numbers(values: Any, read: Callable[[Any], float], what: str, start: i
         with suppress(TypeError, ValueError):
             numbers[place] = read(value)
         if not math.isfinite(numbers[place]):
-            raise NNNormError(f"{what}; row {start + place} has {value!r}")
+            got = f"row {start + place} has" if len(array) > 1 else "got"
+            raise NNNormError(f"{what}; {got} {value!r}")
     return numbers
 
 
@@ -338,7 +340,7 @@ def _read_seconds(value: Any) -> float:
         moment = value
     else:
         text = f"{value:.15g}" if isinstance(value, float) else str(value)
-        # Eight digits are a day such as 20260501: as seconds they would be in 1970 to 1973.
+        # Eight digits are a date such as 20260501. As seconds, they would be in 1970 to 1973.
         if not (len(text) == 8 and text.isdigit()):
             with suppress(ValueError):
                 return float(value if isinstance(value, float) else text)

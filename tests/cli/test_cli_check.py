@@ -57,8 +57,8 @@ def test_check_says_words_first_then_figures_then_commands_that_run(shapes):
     words = " ".join(text.split())
     places = [
         words.index(part)
-        for part in ("Verdict try NNN(reference_k=", "Hubs ", "Past queries ", "Effect ",
-                     "Gain in R@1: +", "NNN, automatic", "most: hits of the most", "Next:")
+        for part in ("Verdict Try NNN(reference_k=", "Hubs ", "Past queries ", "Effect ",
+                     "Gain in R@1, in points: +", "NNN, automatic", "most: hits of the", "Next:")
     ]  # fmt: skip
     assert places == sorted(places)
     assert max(map(len, text.splitlines())) <= 80
@@ -93,7 +93,7 @@ def test_a_tuned_setting_is_not_evaluated_on_the_queries_that_chose_it(problem):
 
 def test_check_without_past_queries_makes_a_bank_of_these(problem):
     text = run("check", *FILES, "--normalize").stdout
-    assert "unknown without past queries" in " ".join(text.split())
+    assert "Unknown without past queries" in " ".join(text.split())
     commands = printed_commands(text)
     assert [command[0] for command in commands] == ["bank", "fit"]
     for command in commands:
@@ -108,7 +108,7 @@ def test_check_without_labels_and_with_few_says_what_is_missing(problem):
     for name in ("queries", "truth"):
         np.save(f"{name}.npy", problem[name][::50])
     text = " ".join(run("check", *FILES, *BANK, *TRUTH).stdout.split())
-    assert "includes 0] points with automatic settings" in text
+    assert "(includes 0) with automatic settings" in text
     assert "Too few labels: to detect a gain of 1 point, you need about " in text
 
 

@@ -147,10 +147,10 @@ def test_killed_half_way_and_resumed_every_byte_is_the_same(workplace, tiny_mode
     ("arguments", "words"),
     [
         (["--images", "list.txt"], "absent.png: there is no such file"),
-        (["--images", "urls.txt"], "is a URL; download its files first"),
+        (["--images", "urls.txt"], "is a URL; download the files first"),
         (["--texts", "captions.txt", "--audio", "sounds"], "encodes images and texts, not audio"),
         (["--texts", "captions.txt", "--device", "warp:9"], "device 'warp:9' can't be used here"),
-        (["--texts", "captions.txt:caption"], "is not a table and has no column 'caption'"),
+        (["--texts", "captions.txt:caption"], "isn't a table with a column 'caption'"),
         ([], "pass at least one of --images, --texts and --audio"),
     ],
 )

@@ -154,8 +154,8 @@ def test_ids_that_cannot_be_read_are_one_sentence(problem, tmp_path):
     assert_fails(run("evaluate", *FILES, "--ids", "ids.txt"), "ids.txt can't be read as ids")
     assert_fails(run("search", *FILES[:4], "--ids", "no.txt"), "there is no file of ids no.txt")
     (tmp_path / "ids.json").write_text("{}")
-    assert_fails(run("search", *FILES[:4], "--ids", "ids.json"), "must hold a list of ids")
-    words = "ids must be one-dimensional numbers or text; queries.npy has the shape (120, 12)"
+    assert_fails(run("search", *FILES[:4], "--ids", "ids.json"), "must be a list of ids")
+    words = "ids must be numbers or text, one per item; queries.npy has the shape (120, 12)"
     assert_fails(run("search", *FILES[:4], "--ids", "queries.npy"), words)
 
 

@@ -46,7 +46,7 @@ def test_extend_takes_the_groups_of_new_items():
     assert run(*new, "new.safetensors", "--groups", "groups.txt").exit_code == 0
     both = (Bias.load(f"{name}.safetensors").values for name in ("new", "bias"))
     np.testing.assert_allclose(*both, atol=1e-6)
-    assert_fails(run(*new, "other.safetensors"), "fitted with groups (photo, text); pass groups")
+    assert_fails(run(*new, "other.safetensors"), "fitted with groups (photo, text); pass --groups")
 
 
 def test_check_and_tune_take_groups_and_pass_them_on():
@@ -88,8 +88,8 @@ def test_drift_takes_the_groups_of_its_gallery():
     drift = ["drift", "--corrector", "c.safetensors", "--queries", "queries.npy"]
     now = ["--gallery", "gallery.npy"]
     assert run_json(*drift, *now, "--groups", "groups.txt")["n_items"] == 200
-    assert_fails(run(*drift, *now), "(--groups), one label per item")
-    assert_fails(run(*drift, "--groups", "groups.txt"), "pass gallery too")
+    assert_fails(run(*drift, *now), "pass --groups, one label per item")
+    assert_fails(run(*drift, "--groups", "groups.txt"), "pass --gallery too")
 
 
 def test_only_the_setting_that_has_the_weight_between_groups_is_in_the_table_of_tune():

@@ -1,6 +1,7 @@
 """`nnnorm index` from files to an index and back."""
 
 import json
+from pathlib import Path
 
 import duckdb
 import faiss
@@ -78,7 +79,7 @@ def test_items_come_and_go(data):
     assert read("add", *new, "--ids", "ids.npy")["added"] == N_NEW
     found = read("search", "faiss:photos", *QUERIES)["ids"]
     assert found == exact(data, with_new=True).indices.tolist()
-    assert_fails(run("index", "add", *new, "--ids", "ids.npy"), "use upsert")
+    assert_fails(run("index", "add", *new, "--ids", "ids.npy"), "use upsert (--replace)")
     assert read("add", *new, "--ids", "ids.npy", "--replace")["added"] == 0
     with open("gone.txt", "w") as file:
         file.write("3\n7\n3\n9999\n")
@@ -140,7 +141,7 @@ def test_collections_of_an_application_are_copied(data):
     read("copy", source, "sqlite:copy.db?table=photos", *first)
     few = ["--queries", "queries.npy", "--filter", "year = 1907"]
     assert read("search", "sqlite:copy.db?table=photos", *few)["ids"] == [["p7"]] * 40
-    assert_fails(run("index", "copy", "faiss:mine.faiss", "faiss:x"), "either corrector or")
+    assert_fails(run("index", "copy", "faiss:mine.faiss", "faiss:x"), "or a corrector; got neither")
 
 
 def test_people_read_tables_and_the_problem_if_verify_fails(data):
@@ -162,5 +163,11 @@ def test_mistakes_are_one_sentence(data):
     assert_fails(run("index", "build", "faiss:photos", *wrong), "ids must be")
     read("build", "faiss:photos", *BUILD)
     assert_fails(run("index", "build", "faiss:photos", *BUILD), "already exists")
+    rows = ["verify", "faiss:photos", *QUERIES, "--gallery", "gallery.npy"]
+    assert_fails(run("index", *rows), "pass the corrector of the index (--corrector)")
+    Path("few.txt").write_text("1\n2\n")
+    few = ["build", "faiss:few", *BUILD, "--ids", "few.txt"]
+    assert_fails(run("index", *few), "per item of gallery; got shape (2,)")
+    assert_fails(run("index", "search", "faiss:photos", *QUERIES, "--filter", "x"), "also in JSON")
     many = ["search", "faiss:photos", *QUERIES, "--weight", "nan"]
     assert_fails(run("index", *many), "weight")

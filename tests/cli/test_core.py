@@ -165,11 +165,13 @@ def test_fit_takes_an_engine_and_shows_the_error_that_it_tells(files):
 def test_normalize_is_for_fit_and_search_alike(files):
     assert fit("--normalize").exit_code == 0
     assert search("--normalize", "--bias", "bias.safetensors").exit_code == 0
-    assert_fails(search("--bias", "bias.safetensors"), "use the same normalize (--normalize)")
+    assert_fails(
+        search("--bias", "bias.safetensors"), "use the same --normalize for fit and search"
+    )
 
 
 def test_rows_without_unit_norm_are_noted_unless_they_are_meant(files):
-    assert "raw inner products; for cosine, pass normalize=True (--normalize)" in fit().stderr
+    assert "raw inner products; for cosine, pass --normalize;" in fit().stderr
     assert "Note" not in fit("--no-normalize").stderr
 
 
@@ -243,11 +245,11 @@ def with_nan(array):
         (with_nan, "references (references.npy) must be finite; row 7 has NaN in column 3"),
         (
             lambda a: a[:, :5],
-            "must have the same dimension; got gallery (gallery.npy) (23, 12) and references",
+            "must have the same dimension; got shapes (23, 12) and ",
         ),
         (
             lambda a: a.astype(int),
-            "these look like truth or row numbers; were the arguments swapped",
+            "these look like truth or row numbers, so check the order",
         ),
     ],
     ids=["nan", "other-dim", "integers"],
@@ -259,8 +261,8 @@ def test_bad_embeddings_are_one_sentence_and_no_file(files, change, words):
 
 
 def test_numbers_that_do_not_fit_say_both(files):
-    assert_fails(fit("--reference-k", 58), "reference_k is 58, but there are only 57 references")
-    assert_fails(search("-k", 24), "from 1 to the 23 items of gallery (gallery.npy); got 24")
+    assert_fails(fit("--reference-k", 58), "reference_k is 58, but there are only 57 past queries")
+    assert_fails(search("-k", 24), "from 1 to 23, the number of items of gallery (g")
     assert_fails(fit("--method", "is", "--set", "beta=inf"), "from 0 to 1e+09; got inf")
     assert_fails(fit("--alpha", "much"), "alpha must be a number from 0 to 1e+06; got 'much'")
 
@@ -288,7 +290,7 @@ def test_missing_and_foreign_files_are_named(files):
         result = run("search", "--gallery", wrong, "--queries", "queries.npy")
         assert_fails(result, words)
     assert_fails(search("--bias", "gone.safetensors"), "there is no bias file gone.safetensors")
-    assert_fails(search("--bias", "gallery.npy"), "gallery.npy holds embeddings; expected a bias")
+    assert_fails(search("--bias", "gallery.npy"), "contains embeddings; expected a bias")
     assert_fails(search("--bias", files), "is a folder; expected a bias file")
     assert_fails(run("info", files), "is a folder without numbered .npy or .parquet shards")
 
@@ -410,8 +412,13 @@ def test_wrong_usage_has_exit_code_2(files):
     for pair, words in (("center", "expected NAME=VALUE"), ("alpha=1", "alpha is given twice")):
         assert_fails(fit("--alpha", 1, "--set", pair), words, 2)
     assert fit("--method", "best").exit_code == 2
-    assert_fails(fit("-k", 3), "-k; the number of past queries per item is --reference-k", 2)
+    assert_fails(fit("-k", 3), "No such option: -k; use --reference-k: Past queries averaged", 2)
+    assert_fails(run("search", "--past-queries", "a.npy"), "use --bias: Bias written by `nnn", 2)
+    assert_fails(run("index", "build", "faiss:", "--bias=b"), "use --corrector: Corrector wr", 2)
+    assert_fails(fit("--set", "centre=true"), "got 'centre'; use center")
+    assert_fails(fit("--reference-k", "8", "--set", "k=8"), "got 'k'; use reference_k")
     assert_fails(run("check", "a.npy", "b.npy"), "files are passed as options", 2)
+    assert_fails(search("-k", "many"), "'-k' / '--k': it should be a valid integer", 2)
 
 
 # --- a terminal ---------------------------------------------------------------------------------

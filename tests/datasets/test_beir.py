@@ -91,7 +91,7 @@ def test_from_a_folder_to_figures_with_ids_intact(folder, tiny_model):
     sides = ["--gallery", "out/corpus", "--queries", "out/queries-test"]
     (found,) = run_json("evaluate", *sides, "--qrels", folder / "qrels/test.tsv")["results"]
     assert_fails(
-        run("search", *sides, "--run-file", "run"), "can't hold spaces or be empty; got 'd"
+        run("search", *sides, "--run-file", "run"), "can't be empty or have spaces; got 'd"
     )
     names = [own.replace(" ", "-") for own in nnnorm.open_embeddings("out/corpus").ids]
     (folder / "names.json").write_text(json.dumps(names))
@@ -107,4 +107,4 @@ def test_from_a_folder_to_figures_with_ids_intact(folder, tiny_model):
     assert found["ndcg_at_10"] == pytest.approx(expected[ir_measures.nDCG @ 10], abs=0.02)
     assert found["mrr"] == pytest.approx(expected[ir_measures.RR], abs=0.05)
     both = [*model, "--texts", "captions.txt"]
-    assert_fails(run(*both), "or else --beir")
+    assert_fails(run(*both), "or only --beir")

@@ -63,7 +63,7 @@ def test_coco_lies_in_two_folders_and_its_restval_is_for_training(write_karpathy
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([], "has no list of images; expected one of Karpathy's split files"),
+        ([], "has no list of images; expected a Karpathy split"),
         (
             {"images": [{"filename": "0.jpg", "sentences": []}]},
             "image 0 must have .*missing: 'split'",
@@ -117,7 +117,7 @@ def test_instances_instead_of_captions_are_rejected(write_coco, tmp_path):
     path = tmp_path / "instances_val2017.json"
     content = {"images": [{"id": 1, "file_name": "1.jpg"}], "annotations": [{"image_id": 1}]}
     path.write_text(json.dumps(content))
-    with pytest.raises(NNNormError, match=r"missing: 'caption'.*expected a caption file of COCO"):
+    with pytest.raises(NNNormError, match=r"missing: 'caption'.*expected COCO captions"):
         read_coco([path])
 
 

@@ -108,7 +108,7 @@ def test_new_queries_rank_what_they_ask_for_far_above_the_rest(shapes):
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["a purpel elephant"], r"not 'purpel' \(did you mean 'purple'\?\), 'elephant'"),
+        (["a purpel elephant"], r"without 'purpel' \(did you mean 'purple'\?\), 'elephant'"),
         (["a red star", ""], "text 1 has no words: ''"),
         ("a red star", "texts must be a list of strings.*; got 'a red star'"),
         ([" ".join(f"x{n}" for n in range(12))], "'x9' and 2 more; describe shapes"),

@@ -53,7 +53,7 @@ def test_a_json_file_is_not_a_list_of_texts(tmp_path):
 
 def test_a_text_file_has_no_columns(tmp_path):
     (tmp_path / "t.txt").write_text("a\n")
-    with pytest.raises(NNNormError, match="is not a table and has no column 'a'; leave it out"):
+    with pytest.raises(NNNormError, match="isn't a table with a column 'a'; leave out"):
         list_inputs(tmp_path / "t.txt", "texts", "a")
 
 
@@ -62,7 +62,7 @@ def test_a_missing_file_and_a_folder_without_images_are_rejected(tmp_path):
         list_inputs(tmp_path / "none.txt", "texts")
     with pytest.raises(NNNormError, match="is a folder; expected a file"):
         list_inputs(tmp_path, "texts")
-    with pytest.raises(NNNormError, match="there is no file"):
+    with pytest.raises(NNNormError, match="there is no file or folder"):
         list_inputs(tmp_path / "none")
-    with pytest.raises(NNNormError, match=r"has no files of \.jpg"):
+    with pytest.raises(NNNormError, match=r"has no images \(\.jpg"):
         list_inputs(tmp_path)

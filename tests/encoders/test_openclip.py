@@ -32,7 +32,7 @@ def test_a_model_of_the_library_encodes_texts_and_images(tmp_path, pictures):
 
 
 def test_a_name_without_weights_is_rejected_before_anything_is_loaded():
-    with pytest.raises(NNNormError, match="without weights its weights would be random"):
+    with pytest.raises(NNNormError, match="names no weights: they would be random"):
         split_name("ViT-B-32")
 
 

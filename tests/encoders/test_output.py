@@ -62,13 +62,13 @@ def test_finished_work_is_left_as_it_is_and_other_work_is_rejected(tmp_path):
     done = encode_to_folder(Letters(), "texts", TEXTS, tmp_path)
     again = encode_to_folder(Letters(), "texts", TEXTS, tmp_path)
     assert (again.folder, again.n_resumed) == (done.folder, 50)
-    with pytest.raises(NNNormError, match="made with other items"):
+    with pytest.raises(NNNormError, match="made with different items"):
         encode_to_folder(Letters(), "texts", TEXTS[::-1], tmp_path)
 
     class Other(Letters):
         name = "other"
 
-    with pytest.raises(NNNormError, match=r"made with other model \(letters; now other\)"):
+    with pytest.raises(NNNormError, match=r"made with different model \(letters; now other\)"):
         encode_to_folder(Other(), "texts", TEXTS, tmp_path)
     (tmp_path / "mine" / "text_emb").mkdir(parents=True)
     with pytest.raises(NNNormError, match=r"has no about\.json of `nnnorm encode`"):
@@ -98,7 +98,7 @@ def test_rows_keep_the_ids_that_were_given(tmp_path):
     done = encode_to_folder(Letters(), "texts", TEXTS, tmp_path, ids=names)
     assert nnnorm.open_embeddings(done.folder).ids.tolist() == names
     assert encode_to_folder(Letters(), "texts", TEXTS, tmp_path, ids=names).n_resumed == len(TEXTS)
-    with pytest.raises(NNNormError, match="made with other ids"):
+    with pytest.raises(NNNormError, match="made with different ids"):
         encode_to_folder(Letters(), "texts", TEXTS, tmp_path, ids=names[::-1])
     for text, n_ids in (("only one\n", 1), ("", 0)):
         (done.folder / "ids.txt").write_text(text)
@@ -114,7 +114,7 @@ def test_a_changed_picture_under_the_same_name_is_noticed(tmp_path):
     pictures = tiny.draw_images(tmp_path / "pictures", 4)
     encode_to_folder(Means(), "images", pictures, tmp_path / "out")
     pictures[0].write_bytes(pictures[1].read_bytes())
-    with pytest.raises(NNNormError, match="made with other items"):
+    with pytest.raises(NNNormError, match="made with different items"):
         encode_to_folder(Means(), "images", pictures, tmp_path / "out")
 
 

@@ -100,11 +100,11 @@ def test_bias_at_k_needs_two_groups_and_its_sign_their_order(rng):
     [
         ({"groups": ["a"] * 9}, "groups must have 10 entries; got 9"),
         ({"groups": ["a"] * 10}, "must have 2 to 50 different values; got 1"),
-        ({"ks": [11]}, "whole numbers from 1 to 10 items; got .11."),
+        ({"ks": [11]}, "whole numbers from 1 to 10; got .11."),
         ({"target": {"a": 0.5, "b": 0.4}}, "adding up to 1; got"),
         ({"target": "fair"}, "must be 'gallery', 'equal', or a share"),
         ({"difference": ("a", "x")}, "must name two of the groups \\(a, b\\)"),
-        ({"labels": ["x"] * 10}, "needs both labels and query_labels|got one of them"),
+        ({"labels": ["x"] * 10}, "needs both labels and query_labels; got one of them"),
         ({"labels": ["x"] * 10, "query_labels": ["x", "y", "x"]}, "a query asks for 'y'"),
         ({"queries": np.ones((1, 4))}, "at least two queries"),
     ],

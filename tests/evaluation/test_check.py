@@ -1,6 +1,7 @@
 """One verdict, with the same figures as the other functions."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 
 import nnnorm
 from nnnorm import NNN, Bank, NNNormError, NNNormWarning, check, compare, evaluate, tune
-from nnnorm.evaluation import Task
+from nnnorm.evaluation import Check, Interval, Task, checking
+from nnnorm.evaluation.checking import Measured
+from nnnorm.evaluation.hubness import judge_hubs
 from tests import made
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* are among the queries:nnnorm.NNNormWarning")
@@ -151,12 +154,12 @@ def test_the_gallery_as_its_own_bank_is_refused_as_in_a_fit(hubs):
 @pytest.mark.slow
 def test_a_bank_of_another_source_is_a_reason_not_to_trust_it(hubs):
     other = made._unit(hubs.references + hubs.references[3])
-    with pytest.warns(NNNormWarning, match="were the two swapped"):  # the gallery is like them
+    with pytest.warns(NNNormWarning, match="did you swap"):  # the gallery is like them
         found = check(hubs.gallery, other, **hubs.known)
     assert found.z > 4
     assert found.expectation == "unclear"
     assert "they don't resemble your queries, which may make results worse" in found.reasons
-    with pytest.warns(NNNormWarning, match="were the two swapped"):
+    with pytest.warns(NNNormWarning, match="did you swap"):
         unlabeled = check(hubs.gallery, other, queries=hubs.known["queries"])
     assert unlabeled.next[0].endswith("Corrector.fit(gallery, references, recent=queries)")
 
@@ -199,6 +202,42 @@ def test_past_queries_for_other_items_than_the_labels_are_said_to_inflate_the_ga
     is_past = rng.random(len(truth)) < 0.5
     known = {"queries": hubs.queries[~is_past][:400], "truth": truth[~is_past][:400]}
     assert check(hubs.gallery, hubs.queries[is_past], **known).within is None
+
+
+def test_a_few_queries_or_past_queries_give_no_verdict(hubs):
+    few = check(hubs.gallery, hubs.references, queries=hubs.queries[:3])
+    assert (few.verdict, few.recommended, few.next) == ("unknown", None, ())
+    assert "Unknown with so few queries." in str(few)
+    one = check(hubs.gallery, hubs.references[:1], queries=hubs.queries)
+    assert (one.verdict, one.recommended) == ("unknown", None)
+    assert "Unknown with so few past queries." in str(one)
+    some = check(hubs.gallery, hubs.references[::12], queries=hubs.queries)
+    assert some.verdict != "correct"
+    assert "too few for more than a small gain" in " ".join(str(some).split())
+
+
+def test_tuned_settings_are_recommended_if_only_they_show_a_gain():
+    sure, unsure = Interval(0.02, 0.01, 0.03), Interval(0.01, -0.01, 0.03)
+    hubs = judge_hubs(np.arange(50)[:, None], 50)
+    automatic, tuned = (
+        Measured("nnn", {"reference_k": 8, "alpha": 0.5}, hubs, 0.1, 0.5, gain, 20)
+        for gain in (unsure, sure)
+    )
+    found = Check(verdict="unknown", hubs=hubs, expectation="help", automatic=automatic,
+                  tuned=tuned, better=unsure, n_queries=50, n_gallery=50)  # fmt: skip
+    assert checking._choose_verdict(found, automatic) == ("correct", "tuned")
+    apart = replace(found, within=unsure)  # tuning chooses too large a weight
+    assert checking._choose_verdict(apart, automatic) == ("try", "automatic")
+
+
+def test_items_with_different_norms_are_named_in_the_verdict(hubs):
+    scales = np.linspace(0.5, 2, len(hubs.gallery))[:, None]
+    given = {"queries": hubs.queries, "truth": hubs.known["truth"]}
+    with pytest.warns(NNNormWarning, match="have norms"):
+        found = check(hubs.gallery * scales, hubs.references, **given)
+    assert found.recommended is not None
+    assert "Your items have norms from " in str(found)
+    assert check(hubs.gallery * scales, hubs.references, normalize=True, **given).norms is None
 
 
 # --- what to do next -----------------------------------------------------------------------------
@@ -250,4 +289,4 @@ def test_mismatched_past_queries_are_named_in_the_verdict_even_if_they_change_no
     with pytest.warns(NNNormWarning, match="do not look like the queries"):
         found = check(hubs.gallery, others, queries=hubs.queries, normalize=True)
     assert (found.expectation, found.verdict) == ("little", "try")
-    assert "not with these past queries" in str(found)
+    assert "Don't use these past queries." in str(found)

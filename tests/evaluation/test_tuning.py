@@ -338,7 +338,7 @@ def test_queries_of_one_group_cannot_be_tuned_on_and_that_is_said_at_once(monkey
         ({"select": "median"}, "select must be 'one-standard-error' or 'max'; got 'median'"),
         ({"truth": [0, 1, 2, 3, 23]}, r"truth names item 23, but there are 23 \(0 to 22\)"),
         ({"grids": {"nnn": {"reference_k": [58], "alpha": [1.0]}}},
-         "reference_k is 58, but there are only 57 references"),
+         "reference_k is 58, but there are only 57 past queries"),
         ({"grids": {"csls": {"reference_k": [1]}}},
          r"grids has csls, which isn.t among the methods \(none, nnn\)"),
         ({"methods": ["dualis"]}, "method dualis needs a gallery bank"),

@@ -12,7 +12,7 @@ from nnnorm.explore import Session, demo_material, listen, make_app, make_server
 from nnnorm.explore.views import Views
 
 N_ITEMS = 200
-ATTACK = '<script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'
+ATTACK = '<script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">' + "x" * 300
 
 
 @pytest.fixture(scope="session")

@@ -181,7 +181,7 @@ def test_a_collection_of_an_application_is_copied_with_its_metadata(engine, tmp_
 
 
 def test_a_copy_needs_one_correction_and_a_source():
-    with pytest.raises(nnnorm.NNNormError, match="either corrector or references"):
+    with pytest.raises(nnnorm.NNNormError, match="or a corrector; got neither"):
         copy_index("faiss:a", "faiss:b")
     with pytest.raises(nnnorm.NNNormError, match="there is no faiss nowhere to copy"):
         copy_index("faiss:nowhere", "faiss:", world().correctors[0])

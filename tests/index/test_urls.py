@@ -67,7 +67,7 @@ def test_a_malformed_url_is_one_sentence_without_the_password(scheme, rest):
     [
         ("qdrant://box:port/photos", "isn't the address of a server"),
         ("milvus://", "isn't the address of a server"),
-        ("milvus:folder", r"must be a file that ends in \.db"),
+        ("milvus:folder", r"milvus needs a \.db file or a server; got folder"),
         ("excel:photos", "there is no engine 'excel'"),
         ("photos.faiss", "has no engine"),
         ("sqlite:photos.db?table=", "'table' of the sqlite URL has no value"),

@@ -83,7 +83,7 @@ def test_documents_have_the_confidence_of_the_exact_search(case, store, tmp_path
     assert rater.run([], embed("what")) == {"documents": [], "confidence": None}
     again = default_from_dict(ConfidenceRater, rater.to_dict())
     assert again.similarity == similarity
-    with pytest.raises(NNNormError, match="needs the score of every hit"):
+    with pytest.raises(NNNormError, match="scores must not be NaN"):
         rater.run(documents(["text 1"]), QueryCorrector(path).run(embed("what"))["embedding"])
     with pytest.raises(NNNormError, match="must be 'cosine' or 'dot_product'; got 'l2'"):
         ConfidenceRater(path, "l2")

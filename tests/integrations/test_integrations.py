@@ -36,7 +36,7 @@ def test_a_missing_library_is_answered_with_the_extra_that_brings_it(name, monke
     with pytest.raises(MissingExtraError) as error:
         importlib.import_module(f"nnnorm.integrations.{name}")
     assert str(error.value) == (
-        f"{library} is not installed and this needs it; run: pip install 'nnnorm[{extra}]'"
+        f"{library} is needed, but not installed; run: pip install 'nnnorm[{extra}]'"
     )
 
 

@@ -88,7 +88,7 @@ def test_wrong_use_is_named(case):
     index = CorrectedIndex(case.corrector)
     with pytest.raises(NNNormError, match="call add_documents first"):
         ask(index, case)
-    with pytest.raises(NNNormError, match="every document needs an id; got 3 and 2 ids"):
+    with pytest.raises(NNNormError, match="got 3 documents and 2 ids; pass one id each"):
         index.add_documents(embed_all(case.texts[:3]), IDS[:2])
     with pytest.raises(NNNormError, match=r"must be a Corrector, .*; got NoneType"):
         CorrectedIndex(lambda corpus: None).add_documents(embed_all(case.texts), IDS[:60])
@@ -161,7 +161,7 @@ def test_mteb_finds_what_the_exact_search_finds(mteb, model, task, case, exact, 
 
 
 def test_a_function_needs_a_revision(case):
-    with pytest.raises(NNNormError, match="needs a revision; name one, such as revision="):
+    with pytest.raises(NNNormError, match="needs a revision; pass one, such as revision="):
         name_model(None, lambda corpus: case.corrector)
 
 

@@ -41,7 +41,7 @@ def whole_numbers(dtype, shape):
     """What is said of whole numbers in the place of embeddings."""
     return (
         f"must be float16, float32 or float64; got {dtype}, shape {shape}: these look like truth "
-        "or row numbers; were the arguments swapped?"
+        "or row numbers, so check the order of the arguments"
     )
 
 

@@ -52,7 +52,8 @@ def test_an_unknown_suffix_is_refused(tmp_path, file):
     path = tmp_path / file
     path.write_bytes(npy_bytes())
     assert refusal(path) == (
-        f"expected one of .npy, .npz, .parquet or a folder of them; got the suffix {path.suffix!r}"
+        "must be a file with the suffix .npy, .npz or .parquet, or a folder of such files; "
+        f"got the suffix {path.suffix!r}"
     )
 
 
@@ -99,7 +100,8 @@ def test_pickled_objects_are_refused_and_never_unpickled(tmp_path, suffix):
     objects = np.array([[Trap(sprung)]], dtype=object)
     path.write_bytes(npy_bytes(objects) if suffix == ".npy" else npz_bytes(embedding=objects))
     assert refusal(path) == (
-        "holds Python objects, which are never unpickled; save numbers or strings with numpy.save"
+        "contains Python objects, which nnnorm never unpickles; "
+        "save numbers or strings with numpy.save"
     )
     assert not sprung.exists()
 
@@ -116,7 +118,7 @@ def test_a_damaged_array_that_is_called_object_is_not_taken_for_python_objects(t
 def test_a_npz_without_one_array_of_that_name_is_refused(tmp_path, names):
     np.savez(tmp_path / "a.npz", **dict.fromkeys(names, VALUES))
     assert refusal(tmp_path / "a.npz") == (
-        f"must hold one array, or one named 'embedding'; got {len(names)}: "
+        f"must contain one array, or one named 'embedding'; got {len(names)}: "
         f"{', '.join(names) or 'none'}"
     )
 
@@ -156,8 +158,8 @@ def test_numbers_with_a_gap_or_twice_are_refused(tmp_path, names, what):
     for name in names:
         np.save(tmp_path / f"img_emb_{name}.npy", VALUES)
     assert refusal(tmp_path) == (
-        f"the {len(names)} shards must be numbered without gaps, but {what}; "
-        "rows would be shifted against their metadata"
+        f"the {len(names)} shards must be numbered without gaps, but {what}; add or "
+        "rename files, because rows would no longer match their metadata"
     )
 
 

@@ -83,7 +83,7 @@ def test_python_objects_are_refused(source):
 @pytest.mark.parametrize(
     ("source", "what"),
     [
-        (None, "must be an array or a path; got a NoneType"),
+        (None, "must be an array or a path; got None"),
         ({"a": 1.0}, "must be an array or a path; got a dict"),
         (
             Bias([0.5], 1.0, "nnn"),
@@ -144,10 +144,10 @@ def test_a_dlpack_tensor_of_a_kind_numpy_lacks_is_refused():
     ("value", "what"),
     [
         (np.nan, "NaN"),
-        (np.inf, "infinity (or a number beyond float32)"),
-        (-np.inf, "infinity (or a number beyond float32)"),
-        (1e39, "infinity (or a number beyond float32)"),
-        (-1e300, "infinity (or a number beyond float32)"),
+        (np.inf, "infinity (or a number too large for float32)"),
+        (-np.inf, "infinity (or a number too large for float32)"),
+        (1e39, "infinity (or a number too large for float32)"),
+        (-1e300, "infinity (or a number too large for float32)"),
     ],
 )
 @pytest.mark.parametrize("row", [0, 6])
@@ -172,7 +172,7 @@ def test_a_zero_row_is_refused_by_number():
     rows = VALUES.copy()
     rows[[3, 5]] = 0
     assert refusal(rows) == (
-        "gallery row 3 is all zeros (2 of 7 rows are) and scores 0 with everything; "
+        "gallery row 3 is all zeros (2 of 7 rows are), so all its scores would be 0; "
         "did the encoding fail? Remove or re-encode such rows"
     )
 

@@ -147,8 +147,8 @@ def test_matrices_of_other_dims_are_refused_with_both_shapes():
     with pytest.raises(NNNormError) as caught:
         check_same_dim(gallery, references)
     assert str(caught.value) == (
-        "gallery and references must have the same dimension; got gallery (7, 4) and "
-        "references (5, 3). Were they encoded by different models?"
+        "gallery and references must have the same dimension; got shapes (7, 4) and "
+        "(5, 3). Were they encoded by different models?"
     )
 
 

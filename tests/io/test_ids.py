@@ -23,15 +23,15 @@ def test_only_line_breaks_separate_ids(tmp_path, end):
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (["a", 1], "per item of photos; pass all of them as strings, as 'a' is one"),
+        (["a", 1], "per item of photos; 'a' is a string, so pass all of them as strings"),
         (["a", "a"], "ids of photos must be unique, but a occurs at positions 0 and 1; give each"),
         ([0.5, 1.5], "ids must be one whole number or string per item of photos; got 0.5"),
         ([True, False], "ids must be one whole number or string per item of photos; got True"),
         (["a", "b\0"], "'b\\x00' ends with a NUL character, which numpy drops"),
         (["a", "b\ud800"], "'b\\ud800' isn't valid UTF-8"),
         ([1, 2, 3], "per item of photos; got shape (3,), not (2,)"),
-        ([1, 2**63], "a number does not fit in 64 bits with a sign"),
-        (np.array([1, 2**63], dtype=np.uint64), "a number does not fit in 64 bits with a sign"),
+        ([1, 2**63], "a number doesn't fit in a signed 64-bit integer"),
+        (np.array([1, 2**63], dtype=np.uint64), "a number doesn't fit in a signed 64-bit integer"),
     ],
     ids=str,
 )

@@ -75,7 +75,7 @@ def test_a_choice_about_norms_silences_the_warning(no_warnings, normalize):
 def test_rows_that_are_normalized_already_can_t_be_opened_raw():
     opened = open_embeddings(2 * np.eye(2), name="gallery", normalize=True)
     assert refusal(opened, normalize=False) == (
-        "the rows of gallery are already normalized, but normalize is False; leave out normalize, "
+        "rows of gallery are already normalized, but normalize is False; leave out normalize, "
         "or open the original array or path again"
     )
 

@@ -117,7 +117,7 @@ def test_ids_of_shards_are_joined(pa, pq, path):
 )
 def test_a_column_id_that_can_t_be_used_is_left_out_with_a_warning(pa, pq, path, ids):
     save_ids(pa, path, ids)
-    with pytest.warns(NNNormWarning, match="ids must be one whole number or string .* are ignored"):
+    with pytest.warns(NNNormWarning, match="ids must be one whole number .* row numbers are used"):
         assert open_embeddings(path).ids is None
 
 
@@ -134,7 +134,7 @@ def test_shards_whose_ids_do_not_go_together_have_none(pa, pq, path, columns):
     save_ids(pa, folder / "img_emb_0.parquet", ["a"])
     table = pa.table({**columns, "embedding": VALUES[:1].tolist()})
     pq.write_table(table, folder / "img_emb_1.parquet")
-    with pytest.warns(NNNormWarning, match="they are ignored: row numbers are the ids"):
+    with pytest.warns(NNNormWarning, match="row numbers are used instead, unless you pass ids"):
         assert open_embeddings(folder).ids is None
 
 
@@ -280,7 +280,7 @@ def test_without_pyarrow_the_extra_is_named(path, monkeypatch):
     with pytest.raises(MissingExtraError) as caught:
         open_embeddings(path)
     assert str(caught.value) == (
-        "pyarrow is not installed and this needs it; run: pip install 'nnnorm[parquet]'"
+        "pyarrow is needed, but not installed; run: pip install 'nnnorm[parquet]'"
     )
 
 

@@ -25,11 +25,12 @@ def test_scores_have_a_type_of_their_own():
     assert not isinstance(scores, Embeddings)
     assert repr(scores) == "StoredMatrix(scores: 7 x 4)"
     assert refusal(scores) == (
-        "gallery must be embeddings of shape (n_rows, dim); got ready scores, opened as scores"
+        "gallery must be embeddings of shape (n_rows, dim); got a matrix of scores, opened as "
+        "scores: pass it to fit_scores"
     )
     assert refusal(open_embeddings(VALUES, name="gallery"), name="scores", opener=open_matrix) == (
-        "scores must be ready scores of shape (n_gallery, n_references); got embeddings, opened as "
-        "gallery. Multiply them first, or use fit"
+        "scores must have the shape (n_gallery, n_references); got embeddings, opened as gallery: "
+        "pass them to fit, or multiply them first"
     )
 
 

@@ -61,7 +61,7 @@ def test_a_half_written_file_is_rejected(path, kind):
 
 
 def test_a_changed_number_and_a_missing_part_are_rejected(path, kind):
-    words = rf"damaged {kind} file \(its numbers changed after it was saved"
+    words = rf"damaged {kind} file \(its content changed after it was saved"
     whole = path.read_bytes()
     arrays, metadata = read(path)
     for name in PARTS[kind]:

@@ -84,13 +84,13 @@ def test_an_optional_column_that_is_not_there_is_left_out(write):
         ("a,b\n1,2\n3,\n", "FILE: line 3 has nothing in the column b"),
         (
             'a,b\n"x\ny",2\n3\n',
-            'FILE: line 4 has 1 cells, the header 2; put a text with a separator in quotes, "like, '
-            'this"',
+            "FILE: line 4 has 1 cells, but the header has 2; put text that contains a separator in "
+            'quotes, "like, this"',
         ),
         (
             "a,b\n1,2,3\n",
-            'FILE: line 2 has 3 cells, the header 2; put a text with a separator in quotes, "like, '
-            'this"',
+            "FILE: line 2 has 3 cells, but the header has 2; put text that contains a separator in "
+            'quotes, "like, this"',
         ),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_quote_that_is_not_closed_is_refused_by_line(write, suffix, separator,
     path = write(f"t.{suffix}", f"id{separator}caption\n1{separator}a\n2{separator}{cell}\n")
     message = refusal(read_column, path, "caption")
     assert message.startswith("FILE: line 3 can't be read (")
-    assert message.endswith('quotes inside it are doubled: "a ""grey"" cat"')
+    assert message.endswith('quotes inside it are doubled: "a ""gray"" cat"')
 
 
 def test_a_cell_too_long_to_be_one_is_refused_by_line(write):
@@ -170,8 +170,8 @@ def test_lines_that_are_not_json_are_refused(write, line):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ('["a"]', "FILE: line 1 has the type list in the column a; expected a text or a number"),
-        ("NaN", "FILE: line 1 has NaN in the column a; expected a text or a number"),
+        ('["a"]', "FILE: line 1 has the type list in the column a; expected text or a number"),
+        ("NaN", "FILE: line 1 has NaN in the column a; expected text or a number"),
         ("null", "FILE: line 1 has nothing in the column a"),
     ],
 )
@@ -236,5 +236,5 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path, name):
 
 def test_another_kind_of_file_is_refused(write):
     assert refusal(read_column, write("t.xlsx", "")) == (
-        "FILE: a table must end in .csv, .tsv, .jsonl or .parquet; got the suffix '.xlsx'"
+        "FILE: a table must have the suffix .csv, .tsv, .jsonl or .parquet; got the suffix '.xlsx'"
     )

@@ -57,7 +57,7 @@ def test_reliability_is_what_a_second_bank_would_confirm(rng):
     assert reliability(first, 8) == pytest.approx(expected, abs=0.06)
 
 
-def test_the_sample_of_a_large_gallery_tells_the_same(rng):
+def test_a_sample_of_a_large_gallery_gives_the_same_result(rng):
     scores = 0.7 * rng.normal(size=(5000, 1)) + rng.normal(size=(5000, 200))
     sampled = reliability(scores, 12)
     whole = np.mean([reliability(scores[start::10], 12) for start in range(10)])
@@ -65,15 +65,15 @@ def test_the_sample_of_a_large_gallery_tells_the_same(rng):
 
 
 @pytest.mark.parametrize("shape", [(5, 1), (1, 50), (2, 50)])
-def test_nothing_to_compare_means_no_trust(shape, rng):
+def test_with_too_few_rows_the_reliability_is_zero(shape, rng):
     assert reliability(rng.normal(size=shape), 1) == 0.0
 
 
-def test_constant_scores_mean_no_trust():
+def test_with_constant_scores_the_reliability_is_zero():
     assert reliability(np.full((30, 40), 0.3), 4) == 0.0
 
 
-def test_what_was_chosen_and_measured_stands_in_the_bias(rng):
+def test_the_bias_has_the_chosen_settings_and_the_measurements(rng):
     scores = rng.normal(size=(300, 1)) + rng.normal(size=(300, 320))
     bias = NNN().fit_scores(scores)
     assert bias.params["reference_k"] == 20
@@ -122,7 +122,7 @@ def test_the_printed_setting_reproduces_the_bias(rng):
 
 
 @pytest.mark.parametrize("solver", ["exact", "approximate", "torch"])
-def test_every_solver_centres(rng, solver):
+def test_every_solver_centers(rng, solver):
     if solver == "torch":
         pytest.importorskip("torch")
     gallery, references = cloud(rng, 90), cloud(rng, 3000)

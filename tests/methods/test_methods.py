@@ -344,7 +344,7 @@ def test_a_wrong_parameter_is_named(make, words):
 @pytest.mark.parametrize("method", [NNN.paper(), NNN(128), CSLS(reference_k=128)], ids=repr)
 @pytest.mark.parametrize("groups", [None, ["a"] * 12 + ["b"] * 11])
 def test_reference_k_beyond_the_bank_says_both_numbers(small, method, groups):
-    words = "reference_k is 128, but there are only 57 references; pass more"
+    words = "reference_k is 128, but there are only 57 past queries; pass more"
     with pytest.raises(NNNormError, match=words):
         method.fit(small.gallery, small.references, groups=groups)
 
@@ -352,8 +352,8 @@ def test_reference_k_beyond_the_bank_says_both_numbers(small, method, groups):
 def test_banks_of_another_dim_are_rejected_with_both_shapes(small):
     with pytest.raises(
         NNNormError,
-        match=r"gallery and references must have the same dimension; got gallery \(23, 12\) and "
-        r"references \(57, 11\)\. Were they encoded by different models\?",
+        match=r"gallery and references must have the same dimension; got shapes \(23, 12\) and "
+        r"\(57, 11\)\. Were they encoded by different models\?",
     ):
         NNN().fit(small.gallery, small.references[:, :11])
     with pytest.raises(

@@ -118,21 +118,28 @@ def test_what_are_no_occurrences_is_refused(arguments, words):
 
 def test_the_grid_has_every_cell_in_its_place(small):
     tuning = tune(small.gallery, small.references, queries=small.queries, truth=np.arange(11))
-    figure = plot_grid(tuning)
+    tried = [cell.params["alpha"] for cell in tuning.grid[1:]]
+    (alone,) = (cell for cell in tuning.grid[1:] if tried.count(cell.params["alpha"]) == 1)
+    figure = plot_grid(replace(tuning, best_by_rule=alone))  # automatic, between two rows
     axes = figure.axes[0]
     mesh = axes.collections[0].get_array()
     ks = [int(label.get_text()) for label in axes.get_xticklabels()]
     shown = [float(label.get_text()) for label in axes.get_yticklabels()]
-    alphas = sorted({cell.params["alpha"] for cell in tuning.grid[1:]})
+    alphas = sorted(set(tried) - {alone.params["alpha"]})
     assert ks == [1, 2, 4, 8, 16, 32]
     assert shown == pytest.approx(alphas, abs=5e-4)
-    assert len(alphas) == 15, "of the grid, and what the rule chose"
+    assert len(alphas) == 14
+    cells = [cell for cell in tuning.grid[1:] if cell is not alone]
     texts = {text.get_position(): text.get_text() for text in axes.texts}
-    for cell in tuning.grid[1:]:
+    for cell in cells:
         column, row = ks.index(cell.params["reference_k"]), alphas.index(cell.params["alpha"])
         assert mesh[row, column] == 100 * cell.recall_at_1
         assert texts[column + 0.5, row + 0.5] == f"{100 * cell.recall_at_1:.1f}"
-    assert mesh.count() == len(texts) == len(tuning.grid) - 1
+    assert mesh.count() == len(texts) == len(cells) == len(tuning.grid) - 2
+    nearest = min(alphas, key=lambda alpha: abs(alpha - alone.params["alpha"]))
+    assert f": near reference_k={alone.params['reference_k']}," in legend_of(figure)[0]
+    frame = axes.patches[0].get_bbox()
+    assert frame.y0 < alphas.index(nearest) + 0.5 < frame.y1
 
 
 def test_a_tuning_without_nnn_is_rejected():

@@ -89,7 +89,7 @@ def test_gains_have_a_sign_and_an_interval_in_points(comparison):
 
 def test_a_comparison_says_its_sizes_and_how_it_was_tuned(comparison):
     table = tabulate_comparison(comparison)
-    assert table.title == "Methods on 5,000 test queries, 1,000 items, 30,455 references"
+    assert table.title == "Methods on 5,000 test queries, 1,000 items, 30,455 past queries"
     assert "tuned on 4,000 validation queries (the one-standard-error rule)" in table.notes[0]
     by_maximum = tabulate_comparison(dataclasses.replace(comparison, select="max"))
     assert "(the maximum of R@1)" in by_maximum.notes[0]
@@ -126,7 +126,7 @@ def make_tuning(gain, best, select="max"):
 
 def test_a_tuning_says_what_was_chosen_how_and_how_sure_it_is(tuning):
     table = tabulate_tuning(make_tuning(GAIN, "nnn"))
-    assert table.title == "2 settings on 2,000 queries, 57 references"
+    assert table.title == "2 settings on 2,000 queries, 57 past queries"
     assert table.notes == (
         "Chosen by the maximum of R@1: nnn reference_k=4 alpha=0.5.",
         "In-sample, on the queries it was chosen on: +1.05 [0.21, 1.89] points of R@1.",
@@ -164,8 +164,8 @@ def test_a_diagnosis_shows_four_statistics_before_and_after(diagnosis):
     assert shares == [f"{100 * some.hub_occurrence:.1f} %" for some in both]
     assert beyond == [f"{100 * some.beyond_chance:.1f} %" for some in (null, after)]
     assert statistics.title == "How often each of 40 items is in the top 2 for 200 queries"
-    shown = f"Hubs: {null.severity}, then {after.severity}".replace("none", "none visible")
-    assert statistics.notes[0] == f"{shown} in 200 queries."
+    shown = f"{null.severity} before, {after.severity} after.".replace("none", "none visible")
+    assert statistics.notes[0] == f"Hubs in 200 queries: {shown}"
 
 
 def test_a_diagnosis_names_the_hubs(diagnosis):

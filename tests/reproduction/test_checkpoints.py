@@ -88,7 +88,7 @@ def unit(rows):
         (
             "albef",
             lambda s: {"text_encoder.encoder.layer.0.crossattention.self.query.weight": s["temp"]},
-            "is BLIP's; name Salesforce/blip-itm-base-coco",
+            "is BLIP's; use Salesforce/blip-itm-base-coco",
         ),
     ],
 )
@@ -113,14 +113,16 @@ def test_a_file_that_holds_other_objects_is_never_unpickled(tmp_path):
 def test_the_vocabulary_must_be_there_and_belong_to_the_checkpoint(changed, tmp_path, kind):
     table = {"albef": "text_encoder.bert.embeddings.word_embeddings", "beit3": "beit3.text_embed"}
     few = {f"{table[kind]}.weight": torch.ones(8, 128)}
-    with pytest.raises(NNNormError, match=r"has \d+ words, and the checkpoint .* 8; it belongs to"):
+    with pytest.raises(
+        NNNormError, match=r"has \d+ words, but checkpoint .* 8; use the vocabulary"
+    ):
         load(changed(kind, lambda state: state.update(few)))
     path, vocabulary = changed(kind), tmp_path / VOCABULARY[kind]
     vocabulary.write_bytes(b"\xff")
     with pytest.raises(NNNormError, match=f"with {VOCABULARY[kind]} can't be loaded as"):
         load(path)
     vocabulary.unlink()
-    with pytest.raises(NNNormError, match=rf"{VOCABULARY[kind]} is not there; put it next to x"):
+    with pytest.raises(NNNormError, match=f"{VOCABULARY[kind]}; put this file next to x"):
         load(path)
 
 
@@ -128,7 +130,7 @@ def test_a_shorter_vocabulary_of_bert_is_rejected(changed, tmp_path):
     path, vocabulary = changed("albef"), tmp_path / "vocab.txt"
     *words, _ = vocabulary.read_text().splitlines(keepends=True)
     vocabulary.write_text("".join(words))
-    with pytest.raises(NNNormError, match=r"and the checkpoint .*; it belongs to another model"):
+    with pytest.raises(NNNormError, match=r"but checkpoint .*; use the vocabulary of the same"):
         load(path)
 
 
@@ -394,7 +396,7 @@ def test_interrupted_and_resumed_every_byte_is_the_same(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(blip_module, "say", stop)
+        patch.setattr(blip_module, "show_progress", stop)
         with pytest.raises(KeyboardInterrupt):
             match(blip, pictures, tmp_path)
     rows = np.load(tmp_path / "matching.partial" / "test-scores.npy")

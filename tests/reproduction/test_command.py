@@ -43,11 +43,11 @@ def root(tmp_path_factory):
 
 
 def test_without_a_table_all_are_listed_with_what_they_need(root):
-    listed = {row["table"]: (row["needs"], row["there"]) for row in reproduce_json()}
+    listed = {row["table"]: (row["needs"], row["available"]) for row in reproduce_json()}
     assert len(listed) == 21
     assert listed["image-retrieval"] == ("14 models on flickr30k, coco", "–")
     rows = reproduce_json("--embeddings", root)
-    there = {row["table"]: (row["needs"], row["there"]) for row in rows}
+    there = {row["table"]: (row["needs"], row["available"]) for row in rows}
     assert there["image-retrieval"][1] == "2 of 28"  # with the other bank
     assert there["k-sweep-image"] == ("14 models on coco", "1 of 14")
     assert there["gender"] == ("CLIP on visogender, coco", "2 of 2")
@@ -97,13 +97,13 @@ def test_finished_cells_are_kept_beside_the_embeddings_and_taken_up(tmp_path):
     root = make_paper_folder(tmp_path)
     asked = ["--table", "k-sweep-image", "--embeddings", root]
     first = reproduce(*asked)
-    assert "figures were there" not in first.stderr
+    assert "results were stored" not in first.stderr
     again = reproduce(*asked)
-    assert "8 figures were there; 0 were measured" in again.stderr
+    assert "8 results were stored; 0 were measured" in again.stderr
     assert again.stdout == first.stdout
 
 
-def test_a_failed_cell_is_said_after_everything_else_is_written(tmp_path):
+def test_failed_cells_are_reported_after_all_other_output(tmp_path):
     root = make_paper_folder(tmp_path, models=("clip", "siglip"))
     rows = np.load(root / "siglip/coco/images.npy")
     rows[-1] = 0  # an image of the test part
@@ -114,7 +114,7 @@ def test_a_failed_cell_is_said_after_everything_else_is_written(tmp_path):
     words = " ".join(result.stderr.split())
     assert "Error: 8 of 112 cells failed, the first in table k-sweep-image, SigLIP, orig" in words
     assert "is all zeros" in words
-    assert "are kept; the same command measures only these again" in words
+    assert "are stored; run the same command again" in words
     (printed,) = json.loads(result.stdout)
     clip = [cell for cell in printed["cells"] if cell["row"] == "CLIP"]
     assert all(cell["figure"] for cell in clip)
@@ -124,7 +124,7 @@ def test_a_failed_cell_is_said_after_everything_else_is_written(tmp_path):
     np.save(root / "siglip/coco/images.npy", np.load(root / "clip/coco/images.npy"))
     again = reproduce(*asked)
     assert again.code == 0
-    assert "8 figures were there; 8 were measured" in again.stderr
+    assert "8 results were stored; 8 were measured" in again.stderr
 
 
 def test_a_table_without_material_is_left_out_of_several(tmp_path):
@@ -145,7 +145,7 @@ def test_the_runtime_table_says_what_it_ran_on(root, tmp_path):
     assert f"Timed on {printed['device']}." in (tmp_path / "t.md").read_text()
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
-        words = "finds none on this machine; leave out --device to use the processor"
+        words = "finds none; to use the processor, leave out --device"
         assert_fails(reproduce(*asked, "--device", "cuda"), words)
 
 
@@ -187,11 +187,11 @@ def test_the_paper_s_figures_are_drawn_where_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--table", "image-retrieval"], "give --embeddings DIR"),
+        (["--table", "image-retrieval"], "pass --embeddings DIR"),
         (["--table", "bogus", "--data", "shapes"], "there is no table 'bogus'"),
-        (["--table", "gender", "--data", "photos"], "other data are shapes or flickr8k=FOLDER"),
+        (["--table", "gender", "--data", "photos"], "--data must be shapes or flickr8k=FOLDER"),
         (["--embeddings", "nowhere"], "nowhere is not a folder"),
-        (["--table", "gender", "--data", "shapes", "--encoder", "clip=x"], "give --embeddings DIR"),
+        (["--table", "gender", "--data", "shapes", "--encoder", "clip=x"], "pass --embeddings DIR"),
         (
             ["--table", "gender", "--embeddings", ".", "--encoder", "clap=x"],
             "the paper has no model 'clap'; its models are: clip, clip-ft-flickr",
@@ -204,9 +204,9 @@ def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, arguments, words):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_nothing_is_there_the_command_that_makes_it_is_said(tmp_path):
+def test_a_missing_file_is_reported_with_the_command_that_creates_it(tmp_path):
     result = reproduce("--table", "k-sweep-image", "--embeddings", tmp_path)
     assert_fails(result, "nothing of table k-sweep-image can be measured")
     words = " ".join(result.stderr.split())
     assert "there is no coco.json" in words
-    assert "--models TOML or --encoder clip=MODEL encodes what is missing" in words
+    assert "pass --models TOML or --encoder NAME=MODEL" in words

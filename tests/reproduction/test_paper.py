@@ -107,12 +107,12 @@ def test_the_paper_is_cited_by_its_anthology_number():
     assert len(set(load_paper().models.values())) == 15
 
 
-def test_a_name_stands_for_all_that_begin_so():
+def test_a_prefix_selects_all_tables_that_start_with_it():
     assert len(find_tables(["all"])) == 21
     assert [table.number for table in find_tables(["ablation"])] == ["A12", "A13", "A14", "A15"]
     assert [table.name for table in find_tables(["full-coco"])] == [
         "full-coco-image",
         "full-coco-text",
     ]
-    with pytest.raises(NNNormError, match="there is no table 'tables'; there are: image-ret"):
+    with pytest.raises(NNNormError, match="there is no table 'tables'; choose from: image-ret"):
         find_tables(["tables"])

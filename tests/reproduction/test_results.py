@@ -75,12 +75,12 @@ def test_a_damaged_cell_is_measured_again(root, content):
     assert again == first
 
 
-def test_a_figure_that_cannot_be_kept_is_a_figure_all_the_same(root):
+def test_a_result_that_cannot_be_stored_is_still_returned(root):
     first, _ = run(root)
     taken = next((root / "results").iterdir())
     taken.unlink()
     taken.mkdir()
-    with pytest.warns(NNNormWarning, match="a finished cell can't be kept"):
+    with pytest.warns(NNNormWarning, match="a finished cell can't be stored"):
         again, _ = run(root)
     assert again == first
 
@@ -96,20 +96,20 @@ from reproduction.run import Results, Runner, run_table
 
 root = Path(sys.argv[1])
 
-def say(text):
+def stop(text):
     if "(6 of" in text:
         print("waiting", flush=True)
         sys.stdin.read()
 
 runner = Runner(EmbeddingFolder(root).open, results=Results(root / "results"))
 (table,) = find_tables(["k-sweep-image"])
-run.say = say
+run.show_progress = stop
 run_table(runner, table)
 """
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_where_it_was(root):
+def test_a_killed_run_continues(root):
     environment = {**os.environ, "PYTHONPATH": f"{SOURCE / 'src'}:{SOURCE}"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(

@@ -7,7 +7,7 @@ import pytest
 
 from nnnorm import NNN, DualSoftmax, NNNormError, audit, evaluate, open_embeddings
 from nnnorm.evaluation import compare_occurrences, count_occurrences, measure_hubness
-from reproduction.material import EmbeddingFolder, Material, NotThere
+from reproduction.material import EmbeddingFolder, Material, MissingData
 from reproduction.paper import Experiment, Figure, find_tables
 from reproduction.run import Runner, run_table
 from tests.made import make_paper_folder, make_visogender
@@ -97,7 +97,7 @@ def test_a_tuned_cell_is_tuned_as_the_authors_do_and_measured_on_test(
     assert runner.measure(there).value == pytest.approx(expected)
 
 
-def test_a_loss_is_printed_as_a_loss_and_our_own_rule_stands_beside_it():
+def test_a_loss_is_printed_next_to_the_result_of_the_other_rule():
     losing = Losing()
     recalls = authors_selection(
         losing.task("image", "test"), losing.references("own", "texts", 1.0)
@@ -143,7 +143,7 @@ def test_a_cell_that_fails_leaves_the_others_as_they_are(runner, error):
 
 @pytest.mark.parametrize(
     ("error", "reasons"),
-    [(MemoryError(), ("MemoryError()", None)), (NotThere("no bank"), (None, "no bank"))],
+    [(MemoryError(), ("MemoryError()", None)), (MissingData("no bank"), (None, "no bank"))],
 )
 def test_a_figure_stays_where_that_of_the_other_rule_fails(error, reasons):
     class Failing:
@@ -243,11 +243,11 @@ def test_scores_of_another_shape_are_rejected(tmp_path):
     root = make_paper_folder(tmp_path)
     np.save(root / "blip-itm/coco/test-scores.npy", np.ones((3, 4)))
     there = Experiment("recall_at_1", "BLIP ITM", "coco", kind="scores")
-    with pytest.raises(NNNormError, match=r"a query per item .* got \(3, 4\) and \(10, 80\)"):
+    with pytest.raises(NNNormError, match=r"one query per item, .* got \(3, 4\) and \(10, 80\)"):
         Runner(EmbeddingFolder(root).open).measure(there)
 
 
 def test_references_that_a_setting_needs_and_a_bank_lacks_are_missing_material(runner):
     given = {"reference_k": 512, "alpha": 0.75}
-    with pytest.raises(NotThere, match=r"the bank has \d+ references, too few for k = 512"):
+    with pytest.raises(MissingData, match=r"the bank has \d+ references, too few for k = 512"):
         runner.measure(replace(NNN_OWN, direction="text", params=given))

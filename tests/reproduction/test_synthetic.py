@@ -4,7 +4,7 @@ import pytest
 from nnnorm import load_shapes
 from nnnorm.datasets import read_scene
 from nnnorm.evaluation import Task
-from reproduction.material import NotThere
+from reproduction.material import MissingData
 from reproduction.paper import find_tables, load_paper
 from reproduction.run import Runner, run_table
 from reproduction.synthetic import open_data
@@ -38,8 +38,8 @@ def test_smaller_shares_are_pictures_with_all_their_captions(shapes):
     )
 
 
-def test_what_other_data_lack_is_said(shapes):
-    with pytest.raises(NotThere, match="shapes has no pictures of its other bank"):
+def test_missing_inputs_of_other_data_are_reported(shapes):
+    with pytest.raises(MissingData, match="shapes has no pictures in its other bank"):
         shapes.references("other", "images", 1.0)
 
 

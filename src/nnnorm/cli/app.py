@@ -26,8 +26,8 @@ import typer
 from typer import Option
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from nnnorm.cli.options import FOLDER, GROUPS, LINES, Line, make_option
-from nnnorm.cli.output import Answer, clean, deliver, print_note
+from nnnorm.cli.options import FOLDER, GROUPS, LINES, MEANT, Line, make_option
+from nnnorm.cli.output import Answer, clean, deliver, name_options, print_note
 from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning, first_line, keep_interrupts
 from nnnorm.version import __version__
 
@@ -123,7 +123,8 @@ def _clean_usage_errors() -> Iterator[None]:
         yield
     except _NOT_OURS as error:
         if hasattr(error, "message"):
-            error.message = clean(error.message, keep="\n")
+            said = re.sub("Value error, |, unable to .*", "", error.message)
+            error.message = clean(said.replace("Input should", "it should"), keep="\n")
         raise
 
 
@@ -132,7 +133,7 @@ def _explain(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "; ".join(["interrupted", *map(str, error.args)])
     if isinstance(error, (NNNormError, MissingExtraError)):
-        return str(error)
+        return name_options(str(error))
     if isinstance(error, MemoryError):
         return f"out of memory ({error}); pass fewer rows, or set memory_budget= in Python"
     if isinstance(error, OSError):
@@ -159,7 +160,7 @@ def _show_warnings_as_notes() -> None:
     def show(message: Any, category: type[Warning], *about: Any, **more: Any) -> None:
         if issubclass(category, NNNormWarning):
             if str(message) not in shown:
-                print_note(f"Note: {message}")
+                print_note(f"Note: {name_options(str(message))}")
             shown.add(str(message))
         else:
             usual(clean(message, keep="\n"), category, *about, **more)
@@ -195,10 +196,12 @@ class _Command(TyperCommand):
     """A command whose help lists options in groups, and required options in the usage."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; explain -k for --reference-k, and a file without an option."""
-        flags = {name for part in self.params for name in part.opts}
-        if "-k" in args and "-k" not in flags and "--reference-k" in flags:
-            ctx.fail("No such option: -k; the number of past queries per item is --reference-k")
+        """Parse the arguments; say which option is meant, and explain a file without an option."""
+        flags: dict[str, Any] = {name: part for part in self.params for name in part.opts}
+        for given in (word.partition("=")[0] for word in args if word.startswith("-")):
+            meant = next((flag for flag in MEANT.get(given, ()) if flag in flags), None)
+            if meant and given not in flags:
+                ctx.fail(f"No such option: {given}; use {meant}: {flags[meant].help}")
         takes_files = any(isinstance(part, TyperArgument) for part in self.params)
         if args and not args[0].startswith("-") and not takes_files and "--gallery" in flags:
             ctx.fail(f"got {args[0]!r}, but files are passed as options, such as --gallery FILE")

@@ -1,5 +1,6 @@
 """The commands `fit`, `search` and `info`."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,16 @@ import nnnorm
 from nnnorm.bank import Bank, describe_times
 from nnnorm.bias import Bias
 from nnnorm.cli.app import command
-from nnnorm.cli.inputs import read_groups, read_settings
+from nnnorm.cli.inputs import check_settings, read_groups, read_settings
 from nnnorm.cli.output import Answer, Facts, answer_ranking, show_progress
 from nnnorm.commands import write_command
 from nnnorm.corrector import Corrector
-from nnnorm.dedup import describe_size, describe_unique
+from nnnorm.dedup import describe_unique
 from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import kind_of_record
 from nnnorm.input_checks import describe_reliability
-from nnnorm.methods import MethodName, describe_setting, label_method, make_method
+from nnnorm.methods import MethodName, describe_setting, label_method, list_params, make_method
 from nnnorm.ranking import Ranking
 from nnnorm.scoring import count_threads
 from nnnorm.solvers import Solver
@@ -53,6 +54,7 @@ def fit(
 ) -> Answer:
     """Compute the bias of every item from past queries."""
     given = read_settings(settings, reference_k=reference_k, alpha=alpha)
+    check_settings(given, f"fit --method {method}", (*list_params(method), *_FIT_SETTINGS))
     options: dict[str, Any] = {name: given.pop(name) for name in _FIT_SETTINGS if name in given}
     options |= {"solver": solver, "normalize": normalize, "groups": read_groups(groups)}
     chosen = make_method(method, **given)
@@ -132,11 +134,8 @@ def _about_bias(bias: Bias) -> dict[str, Any]:
 def describe_bias(bias: Bias, path: Path) -> Facts:
     """Return the title and the main facts of a bias."""
     title, params = f"{path}: a bias for {len(bias):,} items", bias.params
-    n_unique = params.get("n_unique", bias.n_references)
     if bias.n_references is not None:
-        title += f" from {bias.n_references:,} past queries"
-        if n_unique != bias.n_references:
-            title += f" ({describe_unique(n_unique, params.get('references_sampled', False))})"
+        title += f" from {bias.past_queries}"
     low, high = float(bias.correction.min()), float(bias.correction.max())
     facts: dict[str, str | None] = {
         "method": label_method(bias.method),
@@ -153,7 +152,8 @@ def describe_bias(bias: Bias, path: Path) -> Facts:
         weight, n_clicks = params["popularity_weight"], params["n_clicks"]
         facts["popularity"] = f"{weight:g}·log(1 + clicks), from {n_clicks:,} clicks"
     if "reliability" in params:
-        facts["reliability"] = describe_reliability(params["reliability"], n_unique or 0)
+        n_used = params.get("n_unique", bias.n_references)
+        facts["reliability"] = describe_reliability(params["reliability"], n_used or 0)
     if "solver" in params:
         quality = f", quality {params['quality']}" if "quality" in params else ""
         facts["solver"] = f"{params['solver']}{quality}"
@@ -188,11 +188,11 @@ def _why_nothing(bias: Bias) -> str:
 
 def _describe_choice(used: str, z: float | None) -> str:
     if z is None:
-        return "recent queries and references, too few to compare"
+        return "all; too few to compare with the recent ones"
     shown = f"z = {z:.1f}".replace("-", "−")
     if used == "recent":
-        return f"only recent queries; the references don't match them ({shown})"
-    return f"recent queries and references, which match ({shown})"
+        return f"only the recent ones; the others don't match them ({shown})"
+    return f"all; the recent ones match the others ({shown})"
 
 
 def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None) -> Answer:
@@ -203,22 +203,21 @@ def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None)
         size += f", a random sample: at most {about['max_references']:,} are kept"
     facts = {
         "unique queries": size,
-        "most asked": f"{often:,} times, {often / bank.n_seen:.1%} of all queries",
+        "most asked": f"{often:,} times, {often / bank.n_kept:.1%} of these queries",
         "embeddings": f"{bank.dim} dimensions{', normalized' if bank.normalized else ''}",
         "last asked": describe_times(bank) or None,
+        "forgotten": f"{bank.n_forgotten:,} older queries" if bank.n_forgotten else None,
         "fingerprint": about["fingerprint"],
         "created": f"{about['created'][:16].replace('T', ' ')} UTC",
     }
     unique = describe_unique(len(bank), bank.is_sample)
-    title = f"{path}: {unique} of {bank.n_seen:,} queries"
+    title = f"{path}: {unique} of {bank.n_kept:,} queries"
     return Answer(about, [Facts(title, facts)], commands or [])
 
 
 def _answer_corrector(file: Path) -> Answer:
     corrector = Corrector.load(file)
     bias = corrector.bias
-    n_unique, is_sample = len(corrector.references), bias.params.get("references_sampled", False)
-    size = describe_size(bias.n_references or n_unique, n_unique, is_sample)
     facts = {**describe_bias(bias, file).facts, "gallery": f"{len(bias):,} items"}
     if corrector.calibration is not None:
         n_queries = corrector.calibration.n_queries
@@ -226,7 +225,8 @@ def _answer_corrector(file: Path) -> Answer:
         facts["calibration"] = f"from {n_queries:,} {what}"
     if not corrector.unit:
         facts["norms"] = f"items with norms up to {corrector.longest:.4g} can be added"
-    return Answer(corrector.to_dict(), [Facts(f"{file}: a corrector with {size}", facts)])
+    shown = Facts(f"{file}: a corrector with {bias.past_queries}", facts)
+    return Answer(corrector.to_dict(), [shown])
 
 
 # --- info ----------------------------------------------------------------------------------------
@@ -238,21 +238,25 @@ def _installation() -> Answer:
 
     import numpy as np
 
-    installed = {found.name: found.version for found in distributions()}
+    installed = {found.name: found for found in distributions()}
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    libraries = ("numpy", "safetensors", "pyarrow", "torch", "faiss-cpu")
+    needed = installed["nnnorm"].requires if "nnnorm" in installed else None
+    ours = [one for one in needed or () if not re.search("'(dev|docs)'", one)]
+    libraries = [re.split(r"[^\w.-]", one)[0] for one in ours]
     about = {
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "threads": count_threads(),
         "blas": f"{blas['name']} {blas.get('version', '')}".strip(),
-        **{library: installed.get(library, "not installed") for library in libraries},
+        **{name: installed[name].version for name in libraries if name in installed},
     }
     shown = Facts(f"nnnorm {__version__}", about)
     return Answer({"nnnorm": __version__, **about}, [shown])
 
 
 def _describe(file: Path) -> Answer:
+    if (file / "CURRENT").exists():
+        raise NNNormError(f"{file} is an index; run nnnorm index info URL, such as faiss:{file}")
     if file.suffix == ".safetensors":
         if (kind := kind_of_record(file)) == "bank":
             return answer_bank(Bank.load(file), file)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from nnnorm import evaluation
 from nnnorm.bias import Bias
 from nnnorm.cli.app import command
-from nnnorm.cli.inputs import read_groups, read_settings
+from nnnorm.cli.inputs import check_settings, read_groups, read_settings
 from nnnorm.cli.output import Answer, print_note, show_progress
 from nnnorm.commands import write_command, write_fit
 from nnnorm.dedup import Duplicates
@@ -66,8 +66,7 @@ def check(
 ) -> Answer:
     """Report whether there are hubs, whether a correction helps, and what to do next."""
     given = read_settings(settings)
-    if unknown := [name for name in given if name not in _CHECK_SETTINGS]:
-        raise NNNormError(f"check takes --set {', '.join(_CHECK_SETTINGS)}; got {unknown[0]!r}")
+    check_settings(given, "check", _CHECK_SETTINGS)
     items, asked, right = _read_task(**task)
     options: dict[str, Any] = {"groups": read_groups(groups), "ids": read_ids(task["ids"]), **given}
     options |= {"queries": asked, "truth": right, "normalize": task["normalize"]}
@@ -86,7 +85,7 @@ def _next_commands(
 ) -> list[list[str]]:
     """Return the commands to run next, with the files of this check."""
     end = {"normalize": task["normalize"]}
-    if found.verdict == "unknown":
+    if found.n_references is None and found.verdict == "unknown":
         made = {"": task["queries"], "-o": "bank.safetensors"}
         fit = {"gallery": files["gallery"], "references": made["-o"], "-o": "bias.safetensors"}
         return [write_command("bank", made | end), write_command("fit", fit | end)]
@@ -197,7 +196,9 @@ def tune(
         tuning.bias.save(output)
         print_note(f"Wrote the chosen bias to {output}")
     best, commands = tuning.best, []
-    if best.method != NO_CORRECTION:
+    if clicks is not None and output is None:
+        print_note("`fit` takes no clicks: to save the chosen bias with them, pass -o")
+    elif best.method != NO_CORRECTION and clicks is None:
         files = {"gallery": task["gallery"], "references": references, "groups": groups}
         between = {} if tuning.between in (None, 1) else {"between": tuning.between}
         given = {**best.params, **between, "duplicates": duplicates}

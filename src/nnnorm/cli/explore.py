@@ -17,7 +17,7 @@ from nnnorm.cli.output import Answer, show_progress
 from nnnorm.errors import NNNormWarning, require, warn
 
 _SECONDS = 5  # between two lines of progress
-_LAST_LINE = [time.monotonic()]
+_last = {"time": time.monotonic(), "share": 0.0, "pass": 1}
 
 
 @command(
@@ -73,6 +73,8 @@ def explore(
 
 def _print_progress(done: int, total: int) -> None:
     """Print a line of progress every few seconds, if stderr isn't a terminal."""
-    if time.monotonic() - _LAST_LINE[0] >= _SECONDS:
-        _LAST_LINE[0] = time.monotonic()
-        print(f"Scoring: {done / total:.0%} of this pass", file=sys.stderr, flush=True)
+    _last["pass"] += done / total < _last["share"]
+    _last["share"] = done / total
+    if time.monotonic() - _last["time"] >= _SECONDS:
+        _last["time"] = time.monotonic()
+        print(f"Scoring, pass {_last['pass']}: {done / total:.0%}", file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from nnnorm.bias import Popularity
 from nnnorm.cli.app import COMMANDS, HelpfulGroup, app, command
 from nnnorm.cli.inputs import read_groups
 from nnnorm.cli.options import Line
-from nnnorm.cli.output import Answer, Facts, answer_ranking, show_progress
+from nnnorm.cli.output import Answer, Facts, answer_ranking, name_options, show_progress
 from nnnorm.errors import NNNormError
 from nnnorm.index import CorrectedIndex, build_index, copy_index, open_index, verify_index
 from nnnorm.ranking import Ranking
@@ -176,14 +176,14 @@ def verify(
         result = verify_index(index, queries, gallery=gallery, ids=named, k=k)
         name = index.backend.name
     facts = {
-        f"recall@{k}": f"{result.recall:.4g}",
+        f"recall@{k}": f"{result.recall:.3f}",
         "largest score error": f"{result.score_error:.2g}",
-        "queries": f"{result.n_queries:,}",
+        "queries, 200 at most": f"{result.n_queries:,}",
         "items": f"{result.n_items:,}",
     }
     verdict = "agrees with" if result.is_good else "differs from"
     shown = Facts(f"{name} {verdict} the exact corrected search.", facts)
-    problems = [f"Problem: {problem}." for problem in result.problems]
+    problems = [f"Problem: {name_options(problem)}." for problem in result.problems]
     return Answer(result.to_dict(), [shown, *problems], code=0 if result.is_good else 1)
 
 
@@ -229,11 +229,14 @@ def _describe(index: CorrectedIndex, done: str = "") -> Answer:
     possible = "yes" if about.can_roll_back else "no"
     if about.is_rolled_back:
         possible = "done; --undo returns to the newer version"
+    weight = f"weight {about.weight:.4g}"
+    if about.alpha not in (None, about.weight):
+        weight = f"alpha {about.alpha:.4g} within groups"
     facts = {
         "items": f"{about.n_items:,}",
         "dimensions": f"{about.dim:,}",
         "version": about.version,
-        "corrector": f"{about.corrector} ({about.method}, weight {about.weight:.4g})",
+        "corrector": f"{about.corrector} ({about.method}, {weight})",
         "mode": about.mode,
         "rollback": possible,
     }

@@ -1,11 +1,13 @@
 """Inputs other than embeddings: groups, and settings as NAME=VALUE."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from nnnorm.cli.options import MEANT
+from nnnorm.errors import NNNormError
 from nnnorm.tables import TABLE_SUFFIXES, read_column, read_ids
 
 
@@ -39,6 +41,13 @@ def read_settings(pairs: Sequence[str] | None, **others: str | None) -> dict[str
             raise typer.BadParameter(f"{name} is given twice; keep one", param_hint="--set")
         found[name] = _read_value(text)
     return found
+
+
+def check_settings(given: Mapping[str, Any], command: str, known: Collection[str]) -> None:
+    """Raise an error for a setting that a command doesn't have."""
+    for name in given.keys() - known:
+        meant = "".join(f"; use {one}" for one in MEANT.get(name, ()) if one in known)
+        raise NNNormError(f"{command} takes --set {', '.join(known)}; got {name!r}{meant}")
 
 
 def _read_value(text: str) -> Any:

@@ -92,7 +92,7 @@ LINES = {
     "solver": _setting("auto, exact, approximate, torch, cuda or mps.", "NAME"),
     "settings": _setting("Other settings; repeatable.", "NAME=VALUE", flags=("--set",)),
     "select": _setting("one-standard-error, or max.", "RULE"),
-    "only": _setting("Filter in the engine's own syntax.", flags=("--filter",)),
+    "only": _setting("Filter, as in Python, or JSON: '{\"year\": 2007}'.", flags=("--filter",)),
     "replace": _setting("Replace items whose ids are in the index."),
     "ignore_missing": _setting("Skip ids that the index doesn't have."),
     "popularity_weight": _setting("Weight of log(1 + clicks). [default: 0.02]"),
@@ -118,9 +118,19 @@ LINES = {
     "save_corrector": _output("Also write a corrector (.safetensors)."),
     "run_file": _output("Also write a TREC run file."),
     "export": _output("Write a static page instead of serving one.", "FOLDER"),
-    "report": _output("Write tables (report.md) and plots.", "FOLDER"),
+    "report": _output("Write report.md, and plots if there are any.", "FOLDER"),
     "explain": _output("Also print all numbers and what they mean."),
     "as_json": _output("Print JSON.", flags=("--json",)),
+}
+
+# Options and settings that people try, and those that are meant: the first one that a command has.
+MEANT = {
+    **dict.fromkeys(("-k", "--k", "k"), ("--reference-k", "reference_k")),
+    **dict.fromkeys(("--references", "--past-queries"), ("--references", "--corrector", "--bias")),
+    **dict.fromkeys(("--labels", "--truth"), ("--truth", "--labels")),
+    **dict.fromkeys(("--items", "--gallery"), ("--gallery", "--items")),
+    **dict.fromkeys(("--bias", "--corrector"), ("--bias", "--corrector")),
+    "centre": ("center",),
 }
 
 # An output of several files.

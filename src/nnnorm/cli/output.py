@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,11 +23,18 @@ if TYPE_CHECKING:
 
 _COLUMNS = 80  # width of the output
 _ARRAYS = ("indices", "ids", "parents", "scores", "confidence")  # of a ranking
+# What a message asks for, in Python and as an option: "pass normalize=True (--normalize)".
+_ARGUMENT = re.compile(r"\b(\w+)(?:=\S*)? \((--(?:set |no-)?\1\b[^()]*)\)")
 
 
 def clean(text: object, keep: str = "") -> str:
     """Return text that is safe to print: no secrets of URLs, no control characters of data."""
     return printable(show_url(text), keep)
+
+
+def name_options(message: str) -> str:
+    """Return a message that names the options of the command line, not the arguments in Python."""
+    return _ARGUMENT.sub(r"\2", message)
 
 
 class Facts(NamedTuple):

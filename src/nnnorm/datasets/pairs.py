@@ -1,8 +1,8 @@
 """Images, their captions, and the split of each image.
 
-Every reader in this folder returns `Pairs`. They hold paths and texts, but no pixels and no
-embeddings; encoders keep the order, so that row i of the embeddings is image (or caption) i. On
-disk they are a JSON file, with both lists next to it as plain text, one entry per line.
+Every reader in this folder returns `Pairs`. They have paths and texts, but no pixels and no
+embeddings. Encoders keep the order, so row i of the embeddings is image (or caption) i. On disk,
+they are a JSON file and two text files with one entry per line.
 """
 
 import json
@@ -97,7 +97,7 @@ def save_pairs(pairs: Pairs, folder: PathLike) -> tuple[Path, ...]:
     """Write ``NAME.json``, ``NAME-images.txt``, ``NAME-captions.txt`` and ``NAME-truth.npy``."""
     if broken := [path for path in pairs.images if "\n" in path]:
         raise NNNormError(
-            f"a list of images has one path per line, but this line has two: {broken[0]!r}"
+            f"a path can't have a line break in a list of images; got {broken[0]!r}: rename it"
         )
     about = {
         "format": _FORMAT,
@@ -114,7 +114,7 @@ def save_pairs(pairs: Pairs, folder: PathLike) -> tuple[Path, ...]:
     }
     try:
         contents = {Path(folder) / name: text.encode() for name, text in texts.items()}
-    except UnicodeEncodeError as error:  # half of a character
+    except UnicodeEncodeError as error:  # a lone surrogate
         quoted = error.object[max(0, error.start - 20) : error.end + 20]
         raise NNNormError(
             f"{pairs.name} has a name or caption that is not text ({quoted!r}); rename or remove it"
@@ -123,7 +123,7 @@ def save_pairs(pairs: Pairs, folder: PathLike) -> tuple[Path, ...]:
     for path in (*contents, truth):
         check_writable(path)  # all of them before writing the first
     write_whole(truth, lambda file: np.save(file, pairs.image_of, allow_pickle=False))
-    for path, content in reversed(contents.items()):  # the JSON last: then all others exist
+    for path, content in reversed(contents.items()):  # the JSON last, when all others exist
         write_whole(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
     return (*contents, truth)
 

@@ -17,8 +17,8 @@ from nnnorm.errors import NNNormError, warn
 from nnnorm.files import PathLike
 from nnnorm.tables import check_ids, read_columns, read_json
 
-_KARPATHY = "one of Karpathy's split files, such as dataset_flickr30k.json"
-_COCO = "a caption file of COCO, such as captions_val2017.json"
+_KARPATHY = "a Karpathy split, such as dataset_flickr30k.json"
+_COCO = "COCO captions, such as captions_val2017.json"
 
 
 def read_karpathy(path: PathLike, images: PathLike = ".") -> Pairs:
@@ -126,7 +126,7 @@ def read_beir(folder: PathLike, split: str = "test") -> Beir:
 
 
 def _make_pairs(name: str, split_of: dict[str, str], rows: Sequence[tuple[str, str]]) -> Pairs:
-    """Make `Pairs` of images with their splits, if any, and rows of an image and a caption."""
+    """Create `Pairs` from images with their splits, if any, and rows of image and caption."""
     number_of = {image: number for number, image in enumerate(split_of)}
     splits: dict[str, Any] = {}
     for image, split in split_of.items():

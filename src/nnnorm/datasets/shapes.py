@@ -2,7 +2,7 @@
 
 A dual encoder was trained on drawn scenes and their captions (`examples/shapes/build.py` rebuilds
 it). Pictures are stored as embeddings in float16, scenes as ten bytes, captions as text. The text
-tower runs on numpy alone and encodes the captions when they are loaded, and new queries.
+tower needs only numpy. It encodes the captions during loading, and new queries.
 """
 
 import difflib
@@ -33,7 +33,7 @@ _CAPTIONS_OF = {
     "reference_captions": "references",
     "other_captions": "other_references",
 }
-# Words with little meaning of their own; word pairs skip them.
+# Words that word pairs skip.
 _LIGHT = frozenset(["a", "an", "the", "is", "of", "to", "at", "in", "on", "there", "with", "it"])
 
 
@@ -103,7 +103,7 @@ class TextTower:
             hints = [f"{w!r} (did you mean {c[0]!r}?)" if c else repr(w) for w, c in close[:10]]
             more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
             raise NNNormError(
-                f"the shapes encoder knows {len(self.words)} words, but not "
+                f"the shapes encoder has a vocabulary of {len(self.words)} words, without "
                 f"{', '.join(hints)}{more}; describe shapes, such as 'a red star above a blue ring'"
             )
 
@@ -151,7 +151,7 @@ class Shapes:
         return describe_scene(self.scenes[item])
 
     def encode_texts(self, texts: Sequence[str]) -> FloatArray:
-        """Encode new queries, with numpy alone."""
+        """Encode new queries; needs only numpy."""
         return self.text_tower.encode(texts)
 
 

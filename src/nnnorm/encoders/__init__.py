@@ -1,7 +1,7 @@
-"""Images, texts and sounds to embeddings: one base class, one file per model library.
+"""Encode images, texts and sounds: one base class, and one file per model library.
 
 inputs       lists of images, texts and sounds; opening and checking them
-encoder      the base class (batches, threads that open files, unit norm), and loading a model
+encoder      the base class (batches, threads that open files, unit norms), and `load_encoder`
 huggingface  transformers: CLIP, SigLIP, BLIP, CLAP and others
 sentences    sentence-transformers
 openclip     OpenCLIP

@@ -1,8 +1,8 @@
 """The base class of all encoders, and `load_encoder`, which detects the type of a model.
 
-A subclass only defines how a batch is embedded. This class handles batching, files, checks and
-normalization. Threads open and prepare the next batches while the model computes; Pillow, numpy and
-libsndfile release the GIL, so they use all cores. Rows are in the order of the inputs.
+A subclass only defines how to embed a batch. The base class handles batching, files, checks and
+normalization. Threads open and prepare the next batches while the model computes. They use all
+cores, because Pillow, numpy and libsndfile release the GIL. Rows are in the order of the inputs.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from nnnorm.errors import NNNormError, first_line, has_surrogates, require, warn
 Modality: TypeAlias = Literal["images", "texts", "audio"]
 Library: TypeAlias = Literal["transformers", "sentence-transformers", "open-clip"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
-_MOST_THREADS = 16  # more wait for each other's Python
+_MOST_THREADS = 16  # more would wait for the GIL
 # Module and class of each library's encoder, and the library's own module.
 _CLASSES: dict[Library, tuple[str, str, str]] = {
     "transformers": ("huggingface", "HuggingFace", "transformers"),
@@ -50,7 +50,7 @@ class Encoder:
         return self._encode("images", images, batch_size)
 
     def encode_texts(self, texts: Sequence[str], *, batch_size: int = 32) -> FloatArray:
-        """Encode texts as unit rows ``(n_texts, dim)``; longer texts are cut at the context."""
+        """Encode texts as unit rows ``(n_texts, dim)``; longer texts are truncated."""
         self.check_modality("texts")
         check_texts(texts)
         self.warn_of_cut(self.count_cut(texts), len(texts))
@@ -69,7 +69,7 @@ class Encoder:
     def stream(
         self, modality: Modality, items: Sequence[Any], *, first: int = 0, batch_size: int = 32
     ) -> Generator[tuple[int, FloatArray], None, None]:
-        """Yield the position of every batch and its unit rows, from `first` on."""
+        """Yield the first row number of every batch, from `first` on, and its unit rows."""
         self.check_modality(modality)
         if batch_size < 1:
             raise NNNormError(f"batch_size must be 1 or more; got {batch_size}")
@@ -94,7 +94,7 @@ class Encoder:
     def _prepare_ahead(
         self, modality: Modality, items: Sequence[Any], first: int, batch_size: int
     ) -> Iterator[tuple[int, list[Any]]]:
-        """Yield prepared batches in order, with two more under way in threads."""
+        """Yield prepared batches in order, while threads prepare two more."""
         if modality == "texts":  # tokenizers have threads of their own
             for start in range(first, len(items), batch_size):
                 yield start, list(items[start : start + batch_size])
@@ -129,33 +129,33 @@ class Encoder:
         return sum(length > self.context for length in self.token_counts(texts))
 
     def warn_of_cut(self, n_cut: int, n_texts: int) -> None:
-        """Warn if some texts were cut."""
+        """Warn if some texts were truncated."""
         if n_cut:
             words = f"texts are longer than the {self.context} tokens that {self.name} reads"
             warn(f"{n_cut} of {n_texts} {words}; they were truncated")
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of every text before cutting, with special tokens."""
+        """Return the number of tokens of every text before truncation, with special tokens."""
         raise NotImplementedError
 
     def prepare_image(self, image: Any) -> Any:
-        """Prepare a Pillow image in RGB for the model; by default it stays one."""
+        """Prepare a Pillow image in RGB for the model; by default, return it unchanged."""
         return image
 
     def prepare_sound(self, sound: FloatArray) -> Any:
-        """Prepare a mono sound at `rate` for the model; by default it stays one."""
+        """Prepare a mono sound at `rate` for the model; by default, return it unchanged."""
         return sound
 
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
-        """Embed one batch of images as `prepare_image` gives them: by default in Pillow's RGB."""
+        """Embed a batch of images that `prepare_image` returned: by default, Pillow's RGB."""
         raise NotImplementedError
 
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
-        """Embed one batch of texts."""
+        """Embed a batch of texts."""
         raise NotImplementedError
 
     def embed_audio(self, sounds: list[Any]) -> npt.NDArray[Any]:
-        """Embed one batch of sounds as `prepare_sound` gives them: by default mono at `rate`."""
+        """Embed a batch of sounds that `prepare_sound` returned: by default, mono at `rate`."""
         raise NotImplementedError
 
 
@@ -165,13 +165,13 @@ def check_texts(texts: Sequence[str]) -> None:
         raise NNNormError("texts must be a list of strings; got one string: put it in a list")
     for place, text in enumerate(texts):
         if not isinstance(text, str):
-            raise NNNormError(f"texts: number {place} isn't a string but {type(text).__name__}")
+            raise NNNormError(f"texts must be strings; number {place} is {type(text).__name__}")
         if has_surrogates(text):
-            raise NNNormError(f"texts: number {place} isn't valid UTF-8; remove {text!r:.60}")
+            raise NNNormError(f"texts must be valid UTF-8; number {place} is {text!r:.60}")
     if empty := [place for place, text in enumerate(texts) if not text.strip()]:
         raise NNNormError(
             f"text {empty[0]} (counted from 0) is empty ({len(empty)} texts are); remove empty "
-            "texts, because a model gives them all the same meaningless row"
+            "texts, which all get the same meaningless row"
         )
 
 
@@ -202,11 +202,11 @@ def load_encoder(
     Parameters
     ----------
     model : str or Path
-        A folder, a name on the hub, or ``ARCHITECTURE/WEIGHTS`` of OpenCLIP.
+        A folder, a name on Hugging Face, or ``ARCHITECTURE/WEIGHTS`` of OpenCLIP.
     library : str, optional
-        By default recognized by the files of the model.
+        By default, detected from the model's files.
     revision : str, optional
-        Branch, tag or commit of a model on the hub.
+        Branch, tag or commit of a model on Hugging Face.
     device, dtype : str
         "auto" is a GPU if there is one.
     """
@@ -219,8 +219,8 @@ def load_encoder(
     kind = getattr(import_module(f"nnnorm.encoders.{module}"), name)
     options = {"revision": revision, "device": pick_device(device), "dtype": dtype}
     advice = (
-        "there is no such folder here; expected a folder with config.json or modules.json, a name "
-        "on the hub, or one of open_clip.list_pretrained()"
+        "there is no folder of this name: pass a model folder, a name on Hugging Face, or one of "
+        "open_clip.list_pretrained()"
     )
     if Path(model).is_dir():
         advice = "is one of its files missing, truncated or damaged?"
@@ -228,13 +228,13 @@ def load_encoder(
         with _quiet_libraries():
             encoder: Encoder = kind(str(model), **options)
             if "texts" in encoder.modalities:
-                encoder.token_counts(["a text"])  # a damaged tokenizer fails here, not in the work
+                encoder.token_counts(["a text"])  # a damaged tokenizer fails before the work
         about = {"encoder": chosen, "model": encoder.name, "dtype": dtype}
         encoder.about = {**about, "normalization": "unit norm, by nnnorm", **encoder.about}
         return encoder
     except (NNNormError, ImportError, MemoryError):
         raise
-    except Exception as error:  # the libraries, the hub and safetensors raise any kind
+    except Exception as error:  # the libraries and safetensors raise any kind
         words = f"model {model} can't be loaded ({first_line(error)}); {advice}"
         raise NNNormError(words) from error
 
@@ -247,7 +247,7 @@ def _recognize(path: Path) -> Library:
     if path.exists() or len(path.parts) > 2 or path.is_absolute():
         raise NNNormError(
             f"{path} isn't a model folder: expected config.json (transformers) or modules.json "
-            "(sentence-transformers) in it, or a name on the hub"
+            "(sentence-transformers) in it, or a name on Hugging Face"
         )
     return "sentence-transformers" if path.parts[0] == "sentence-transformers" else "transformers"
 
@@ -296,13 +296,13 @@ def check_vocabulary(tokenizer: Any, model: str) -> None:
 
 
 def count_tokens(tokenizer: Any, texts: list[str]) -> list[int]:
-    """Return the number of tokens of every text, none of them cut."""
+    """Return the number of tokens of every text, without truncation."""
     found = tokenizer(texts, truncation=False, verbose=False)["input_ids"] if texts else []
     return [len(ids) for ids in found]
 
 
 def hash_weights(model: str) -> str | None:
-    """Return the SHA-256 of the weights in a folder or file; None for a name on the hub."""
+    """Return the SHA-256 of the weights in a folder or file; None for a name on Hugging Face."""
     path = Path(model)
     if not path.exists():
         return None

@@ -1,9 +1,9 @@
 """transformers: CLIP, SigLIP, SigLIP 2, ALIGN, AltCLIP, CLAP and BLIP's contrastive heads.
 
-A model is a folder written by `save_pretrained`, or a name on the hub. Images are prepared by the
-model's own processor in its Pillow form (torchvision is not needed). SigLIP's texts are padded to
-the full length used in training, BLIP's captions are cleaned as by its authors and its towers
-projected from their first tokens, CLAP uses the first seconds of a sound.
+A model is a folder written by `save_pretrained`, or a name on Hugging Face. The model's own
+processor prepares images with Pillow, so torchvision isn't needed. SigLIP's texts are padded to the
+full length used in training. BLIP's captions are cleaned as by its authors, and its towers are
+projected from their first tokens. CLAP uses the first seconds of a sound.
 """
 
 import json
@@ -38,9 +38,9 @@ _ARCHITECTURES = {
     "siglip": "SiglipModel",
     "siglip2": "Siglip2Model",
 }
-# XLM-R and RoBERTa count positions from after the id of the padding, so that some are unused.
+# XLM-R and RoBERTa start to count positions after the padding id, so some positions are unused.
 _SHIFTED = ("altclip", "clap")
-# The authors of BLIP clean captions, in training and evaluation, and read so much of them.
+# BLIP's authors clean captions for training and evaluation, and use this many words and tokens.
 _BLIP_WORDS, _BLIP_TOKENS = 30, 35
 _BLIP_TOWERS = {"text": ("text_encoder", "text_proj"), "image": ("vision_model", "vision_proj")}
 # Buffers that older checkpoints store and current models compute.
@@ -53,27 +53,27 @@ class HuggingFace(Encoder):
     def __init__(self, model: str, *, revision: str | None, device: str, dtype: Dtype) -> None:
         transformers = require("transformers", "encoders")
         self._device, self._dtype = device, getattr(require("torch", "encoders"), dtype)
-        # By default the library may ask at the terminal whether to run code of the model.
+        # By default, the library may ask in the terminal whether to run the model's code.
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
         self._config = config = transformers.AutoConfig.from_pretrained(model, **options)
         if config.model_type not in _ARCHITECTURES:
             raise NNNormError(
-                f"model {model} is of type {config.model_type!r}, not a dual encoder known here: "
-                f"{', '.join(_ARCHITECTURES)}, or sentence-transformers (with modules.json)"
+                f"model {model} has the type {config.model_type!r}; expected a dual encoder "
+                f"({', '.join(_ARCHITECTURES)}) or sentence-transformers (with modules.json)"
             )
         architecture, self._type = _ARCHITECTURES[config.model_type], config.model_type
-        self.name, hears = model, self._type == "clap"
-        self.modalities = ("audio" if hears else "images", "texts")
+        self.name, is_audio = model, self._type == "clap"
+        self.modalities = ("audio" if is_audio else "images", "texts")
         self.model = load_pretrained(model, architecture, options)
         self.model.to(self._device, self._dtype)
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(model, **options)
         check_vocabulary(self._tokenizer, model)
         self._is_siglip, self._cleans = self._type.startswith("siglip"), self._type == "blip"
         self._padding = "max_length" if self._is_siglip else "longest"
-        # SigLIP 2 needs lower case, and some of its tokenizers do not do it.
+        # SigLIP 2 needs lowercase texts, which some of its tokenizers don't ensure.
         asked = bool(self._tokenizer.init_kwargs.get("do_lower_case", False))
         self._lowers = self._type == "siglip2" or (self._type == "siglip" and asked)
-        if not hears:
+        if not is_audio:
             # Without torchvision, in versions 4 and 5.
             is_old = transformers.__version__.startswith("4.")
             options |= {"use_fast": False} if is_old else {"backend": "pil"}
@@ -95,11 +95,11 @@ class HuggingFace(Encoder):
             "revision": None if Path(model).is_dir() else getattr(config, "_commit_hash", None),
             "weights_sha256": hash_weights(model),
             "preprocessing": {"texts": texts, self.modalities[0]: preprocessing},
-            "normalization": f"unit norm, by {'the model' if hears else 'nnnorm'}",
+            "normalization": f"unit norm, by {'the model' if is_audio else 'nnnorm'}",
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of every text before cutting, with special tokens."""
+        """Return the number of tokens of every text before truncation, with special tokens."""
         return count_tokens(self._tokenizer, self._written(texts, None))
 
     def count_cut(self, texts: Sequence[str]) -> int:
@@ -139,7 +139,7 @@ class HuggingFace(Encoder):
         return {name: found[name].to(self._device) for name in names}
 
     def stack(self, prepared: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, Tensor]:
-        """Join prepared items to one batch on the device, floats in the type of the weights."""
+        """Join prepared items to a batch on the device, with floats in the type of the weights."""
         torch = require("torch", "encoders")
         stacked = {}
         for name in prepared[0]:
@@ -158,14 +158,14 @@ class HuggingFace(Encoder):
             return to_numpy(found if hasattr(found, "shape") else found.pooler_output)
 
     def _written(self, texts: Sequence[str], max_words: int | None = _BLIP_WORDS) -> list[str]:
-        """Texts as the tokenizer gets them."""
+        """Return the texts as the tokenizer gets them."""
         if not self._cleans:
             return [text.lower() for text in texts] if self._lowers else list(texts)
-        # A text of punctuation alone would be empty once cleaned: it stays as it is.
+        # A text of only punctuation would be empty after cleaning, so it isn't cleaned.
         return [clean_caption(text, max_words) or text for text in texts]
 
     def _load_sounds(self, options: Mapping[str, Any]) -> str:
-        """Load the feature extractor and the sampling rate, and return what it does."""
+        """Load the feature extractor and the sampling rate; return a description."""
         transformers = require("transformers", "encoders")
         sounds = transformers.AutoFeatureExtractor.from_pretrained(self.name, **options)
         if self._config.audio_config.enable_fusion or sounds.truncation == "fusion":
@@ -179,7 +179,7 @@ class HuggingFace(Encoder):
 
 
 def _as_arrays(found: Mapping[str, Any]) -> Arrays:
-    """Arrays of a processor, floats in float32."""
+    """Return the arrays of a processor, with floats in float32."""
     arrays = {name: np.asarray(value) for name, value in found.items()}
     wide = (name for name, array in arrays.items() if array.dtype == np.float64)
     return arrays | {name: arrays[name].astype(np.float32) for name in wide}
@@ -193,8 +193,8 @@ def clean_caption(text: str, max_words: int | None = _BLIP_WORDS) -> str:
 
 
 def load_pretrained(model: str, architecture: str, options: Mapping[str, Any]) -> Any:
-    """Load a model in float32, with all of its weights: the library would fill in random ones."""
-    # Sizes are checked below: the error of the library does not name the tensors.
+    """Load a model in float32; raise an error for missing weights, which would be random."""
+    # Sizes are checked below, because the library's error doesn't name the tensors.
     loaded, info = getattr(require("transformers", "encoders"), architecture).from_pretrained(
         model, output_loading_info=True, ignore_mismatched_sizes=True, **options
     )

@@ -1,13 +1,13 @@
-"""Images, texts and sounds: listed from any source, checked, and opened.
+"""Lists of images, texts and sounds from any source, and functions to check and open them.
 
-A folder means all its images (or sounds), including those in subfolders, sorted by name. A text
+A folder lists all its images (or sounds), including those in subfolders, sorted by name. A text
 file has one entry per line; a table (`.csv`, `.tsv`, `.jsonl`, `.parquet`) has a column of entries.
 Paths in a file are relative to the folder of that file. Tar files of webdataset and folders written
 by `save_to_disk` are opened by Hugging Face's `datasets`.
 
-Images with more than `MAX_PIXELS` are rejected as decompression bombs. Pixels are
-RGB as stored; the EXIF orientation is not applied, as in the original code of the models. Sounds
-are mono float32 at the rate of the model: channels are averaged, other rates are resampled.
+Images with more than `MAX_PIXELS` are rejected as decompression bombs. Pixels are RGB as stored:
+the EXIF orientation isn't applied, as in the original code of the models. Sounds are mono float32
+at the rate of the model: channels are averaged, and other rates are resampled.
 """
 
 import io
@@ -24,7 +24,7 @@ import numpy as np
 
 from nnnorm.embeddings import FloatArray
 from nnnorm.errors import NNNormError, first_line, require
-from nnnorm.files import Progress
+from nnnorm.files import Progress, check_file
 from nnnorm.tables import TABLE_SUFFIXES, read_column, read_lines
 
 MAX_PIXELS = 178_956_970  # twice the limit of Pillow's warning: 537 MB once decoded
@@ -46,17 +46,18 @@ def list_inputs(source: Path, kind: str = "images", column: str | None = None) -
     suffix, suffixes = source.suffix.lower(), _SUFFIXES.get(kind, ())
     is_table = suffix in TABLE_SUFFIXES
     if column is not None and not (is_table and source.is_file()):
-        raise NNNormError(f"{source} is not a table and has no column {column!r}; leave it out")
+        raise NNNormError(f"{source} isn't a table with a column {column!r}; leave out the column")
     if suffix in suffixes:
         return [source]
     if suffixes and source.is_dir():
         found = sorted(path for path in source.rglob("*") if path.suffix.lower() in suffixes)
         if not found:
-            raise NNNormError(f"{kind}: {source} has no files of {', '.join(suffixes)}")
+            raise NNNormError(f"{source} has no {kind} ({', '.join(suffixes)}); check the path")
         return found
     if suffix == ".json":
         tables = ", ".join(TABLE_SUFFIXES)
         raise NNNormError(f"{source} is JSON; expected an entry per line, or a table ({tables})")
+    check_file(source, "file or folder" if suffixes else "file")
     entries = read_column(source, column) if is_table else read_lines(source)
     if kind == "texts":
         return entries
@@ -68,8 +69,8 @@ def _reject_urls(entries: Sequence[str]) -> None:
     for entry in entries:
         if _URL.match(entry):
             raise NNNormError(
-                f"{entry} is a URL; download its files first (img2dataset writes tar files, which "
-                "can be encoded as they are)"
+                f"{entry} is a URL; download the files first (img2dataset writes tar files, which "
+                "can be encoded directly)"
             )
 
 
@@ -83,7 +84,7 @@ class Column(Sequence[Any]):
         fits = [name for name, what in own.items() if isinstance(what, kinds[kind])]
         name = column or (fits[0] if len(fits) == 1 else None)
         if name is None or name not in rows.features:
-            what = "name a column" if column is None else f"there is no column {column!r}"
+            what = "choose a column" if column is None else f"there is no column {column!r}"
             raise NNNormError(f"{kind}: {source}: {what}; it has: {', '.join(rows.features)}")
         if kind == "audio":
             rows = rows.cast_column(name, datasets.Audio(decode=False))
@@ -105,7 +106,7 @@ class Column(Sequence[Any]):
         if isinstance(found, dict):
             found = found["bytes"] or found["path"]
         if found is None:
-            raise NNNormError(f"{self._source}: row {row} has nothing in column {self._name}")
+            raise NNNormError(f"{self._source}: row {row} has no {self._name}; remove the row")
         return found
 
     def keys(self) -> list[str] | None:
@@ -120,7 +121,7 @@ def _is_container(source: Path, kind: str) -> bool:
     saved = any((source / name).is_file() for name in ("state.json", "dataset_dict.json"))
     if saved or source.suffix.lower() == ".tar":
         return True
-    # A folder of pictures may hold a tar file next to them.
+    # A folder of images may also have a tar file.
     suffixes = {path.suffix.lower() for path in source.rglob("*")}
     return any(source.glob("*.tar")) and suffixes.isdisjoint(_SUFFIXES.get(kind, ()))
 
@@ -140,7 +141,7 @@ def _open_container(source: Path) -> Any:
         words = f"{source} can't be read as a data set ({first_line(error)}); is it complete?"
         raise NNNormError(words) from error
     if isinstance(rows, dict):
-        raise NNNormError(f"{source} has splits; name the folder of one: {', '.join(rows)}")
+        raise NNNormError(f"{source} has splits; pass the folder of one: {', '.join(rows)}")
     return rows
 
 
@@ -148,7 +149,7 @@ def _open_container(source: Path) -> Any:
 
 
 class Problem(NamedTuple):
-    """An image or sound that can't be used: its place in the list, and the reason."""
+    """An image or sound that can't be used: its position in the list, and the reason."""
 
     row: int
     reason: str
@@ -163,7 +164,7 @@ def check_inputs(
 ) -> list[Problem]:
     """Raise an error if image or sound files can't be used; with `skip`, return them.
 
-    Headers are read, and with `skip` all pixels of images.
+    The headers are checked, and with `skip` also the pixels of images.
     """
     problems = []
     with quiet_pillow():
@@ -204,7 +205,7 @@ def open_image(source: Any) -> Any:
 
 
 def decode_image(source: Any) -> Any:
-    """Do the work of `open_image`, with Pillow's warnings: for threads within `quiet_pillow`."""
+    """Do the work of `open_image`, in threads: the caller silences Pillow's warnings."""
     pillow = require("PIL.Image", "encoders")
     if isinstance(source, pillow.Image):
         return _to_rgb(source, "an image")
@@ -216,7 +217,7 @@ def decode_image(source: Any) -> Any:
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Silence Pillow's warnings, in all threads: entered once around the work of threads."""
+    """Silence Pillow's warnings in all threads; enter it once, outside the threads."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         yield
@@ -224,7 +225,7 @@ def quiet_pillow() -> Iterator[None]:
 
 @contextmanager
 def _opened(source: str | os.PathLike[str]) -> Iterator[Any]:
-    """Open an image: the header is read and checked, the pixels are not."""
+    """Open an image and check its header, without reading its pixels."""
     pillow = require("PIL.Image", "encoders")
     path = Path(source)
     _check_file(path, "image")
@@ -241,7 +242,7 @@ def _opened(source: str | os.PathLike[str]) -> Iterator[Any]:
 
 def _to_rgb(image: Any, name: str) -> Any:
     _check_header(image, name)
-    if image.mode == "RGB":  # a copy would hold the interpreter
+    if image.mode == "RGB":  # a copy would hold the GIL
         image.load()
         return image
     return image.convert("RGB")

@@ -21,7 +21,7 @@ class OpenClip(Encoder):
 
     def __init__(self, model: str, *, revision: str | None, device: str, dtype: Dtype) -> None:
         if revision is not None:
-            raise NNNormError("revision is for names on the hub; leave it out for OpenCLIP")
+            raise NNNormError("revision applies to Hugging Face; leave it out for OpenCLIP models")
         architecture, weights = split_name(model)
         library = require("open_clip", "open-clip")
         self._device = device
@@ -42,7 +42,7 @@ class OpenClip(Encoder):
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of every text before cutting, with special tokens."""
+        """Return the number of tokens of every text before truncation, with special tokens."""
         inner = getattr(self._tokenizer, "tokenizer", None)  # of transformers, in some models
         if inner is not None:
             return [len(inner(text, truncation=False)["input_ids"]) for text in texts]
@@ -67,13 +67,13 @@ class OpenClip(Encoder):
 
 
 def split_name(model: str) -> tuple[str, str | None]:
-    """Split the name of a model into architecture and weights."""
+    """Split a model's name into architecture and weights."""
     if model.startswith(("hf-hub:", "local-dir:")):
         return model, None
     architecture, _, weights = model.partition("/")
     if not weights:
         raise NNNormError(
             f"an OpenCLIP model is named ARCHITECTURE/WEIGHTS, such as ViT-B-32/laion2b_s34b_b79k; "
-            f"got {model!r}: without weights its weights would be random"
+            f"got {model!r}, which names no weights: they would be random"
         )
     return architecture, weights

@@ -4,7 +4,7 @@
     OUT/img_emb/            complete: img_emb_0.npy, about.json, items.jsonl
 
 The folder gets its final name in one step at the end, so incomplete embeddings can't be mistaken
-for complete ones. With the same batch size, resumed work gives the same bits.
+for complete ones. With the same batch size, resumed work gives bitwise equal embeddings.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ def encode_to_folder(
     if growing.exists():
         about = read_about(growing / _ABOUT, about)
     n_done = int((growing / _DONE).read_text()) if (growing / _DONE).exists() else 0
-    # Batches begin at the same rows as before, so that the bits are the same.
+    # Batches begin at the same rows as before, so the results are bitwise equal.
     n_done -= n_done % batch_size
     if modality != "texts" and isinstance(items, (list, tuple)):
         check_inputs(items[n_done:], modality)
@@ -77,13 +77,13 @@ def encode_to_folder(
             stop = start + len(rows)
             matrix[start:stop] = rows
             if number % _SAVE_EVERY == 0 or stop == len(items):
-                matrix.flush()  # before the rows are called finished
+                matrix.flush()  # before the rows count as finished
                 _write(growing / _DONE, f"{stop}\n")
             if progress is not None:
                 progress(stop, len(items))
     except BaseException:
         stream.close()
-        if not (growing / _DONE).exists():  # nothing worth keeping
+        if not (growing / _DONE).exists():  # nothing to resume
             shutil.rmtree(growing, ignore_errors=True)
         raise
     del matrix  # Windows can't rename a folder with an open file
@@ -95,7 +95,7 @@ def encode_to_folder(
 def _describe_in(
     folder: Path, about: dict[str, Any], items: Sequence[Any], ids: Sequence[str] | None
 ) -> None:
-    """Write what the rows of a folder are."""
+    """Write about.json, the names of the inputs, and the ids to a folder."""
     _write(folder / _ABOUT, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
     names = map(str, items) if _are_names(items) else (f"row {n}" for n in range(len(items)))
     _write(folder / "items.jsonl", "".join(f"{json.dumps(name)}\n" for name in names))
@@ -106,7 +106,7 @@ def _describe_in(
 def _describe(
     encoder: Encoder, modality: Modality, items: Sequence[Any], ids: Sequence[str] | None
 ) -> Any:
-    """Return the content of about.json, which is the same for every run of the same work."""
+    """Return the content of about.json, which is equal for equal work."""
     about = {"model": encoder.name, "normalization": "unit norm, by nnnorm", **encoder.about}
     about |= {"modality": modality, "dim": encoder.dim, "n_rows": len(items)}
     if modality == "texts":
@@ -139,18 +139,18 @@ def _are_names(items: Sequence[Any]) -> bool:
 
 
 def read_about(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what existing embeddings were made with; raise if it is something else."""
+    """Read the about.json of existing embeddings; raise an error if they differ from these."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        words = f"cannot write {path.parent}: it exists, and has no {path.name} of `nnnorm encode`"
+        words = f"cannot write {path.parent}: it exists, but has no {path.name} of `nnnorm encode`"
         raise NNNormError(f"{words}; choose another output") from error
-    moves = {"model"} if about.get("weights_sha256") else set()  # with a hash, it may have moved
+    moves = {"model"} if about.get("weights_sha256") else set()  # a hashed model may move
     for key in about:
         if key not in moves and found.get(key) != about[key]:
             was, now = (str(one.get(key))[:60] for one in (found, about))
             raise NNNormError(
-                f"cannot continue {path.parent}: it was made with other "
+                f"cannot continue {path.parent}, which was made with different "
                 f"{key.removesuffix('_sha256')} ({was}; now {now}); choose another output, or "
                 "remove it"
             )

@@ -1,7 +1,7 @@
 """sentence-transformers: text models, and CLIP models that also accept images.
 
-A model is a folder with `modules.json`, or a name on the hub. This uses the library's own `encode`,
-with the model's default prompt, if any. Rows are always normalized.
+A model is a folder with `modules.json`, or a name on Hugging Face. Batches are encoded by the
+library's own `encode`, with the model's default prompt, if any. Rows are always normalized.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ class SentenceEncoder(Encoder):
             _check_weights(self._model[0], Path(model))
         self._model.to(dtype=getattr(require("torch", "encoders"), dtype)).eval()
         self.name = model
-        # Earlier versions of the library do not list the supported inputs.
+        # Earlier versions of the library don't list the supported inputs.
         known = ["image"] if type(self._model[0]).__name__ == "CLIPModel" else []
-        sees = "image" in (getattr(self._model, "modalities", None) or known)
-        self.modalities = ("texts", "images") if sees else ("texts",)
+        has_images = "image" in (getattr(self._model, "modalities", None) or known)
+        self.modalities = ("texts", "images") if has_images else ("texts",)
         tokenizer = self._model.tokenizer
         # The "tokenizer" of a CLIP model may be a processor that contains the tokenizer.
         self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
@@ -55,18 +55,18 @@ class SentenceEncoder(Encoder):
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of every text before cutting, with special tokens."""
+        """Return the number of tokens of every text before truncation, with special tokens."""
         return count_tokens(self._tokenizer, list(texts))
 
     def embed_texts(self, texts: list[Any]) -> npt.NDArray[Any]:
-        """Encode one batch with the library."""
+        """Encode a batch with the library."""
         rows = self._model.encode(
             texts, batch_size=len(texts), convert_to_numpy=True, show_progress_bar=False
         )
         return np.asarray(rows, dtype=np.float32)
 
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
-        """Encode one batch with the library, which takes both."""
+        """Encode a batch with the library, which accepts images too."""
         return self.embed_texts(images)
 
 
@@ -83,7 +83,7 @@ def _check_modules(folder: Path) -> None:
 
 
 def _check_weights(module: Any, folder: Path) -> None:
-    """Raise if weights are missing, which the library replaces by random numbers."""
+    """Raise an error if weights are missing, which the library replaces by random numbers."""
     inner: Any = getattr(module, "auto_model", None) or getattr(module, "model", None)
     places = [folder, *sorted(folder.glob("0_*"))]
     place = next((path for path in places if (path / "config.json").is_file()), None)

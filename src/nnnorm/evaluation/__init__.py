@@ -3,13 +3,14 @@
 metrics      the right items of every query and their ranks: R@K, MRR, nDCG
 hubness      how often items are retrieved, hubs, a null model; `diagnose`
 trec         run files and qrels of TREC and BEIR
-results      results as JSON and as tables of pandas; intervals by resampling
-sweep        all settings of all methods from one pass, and R@1 of each from one product
+results      results as JSON and pandas tables; bootstrap intervals
+sweep        whole grids of settings, from one pass and one product
 tuning       choosing a method and its settings on held-out queries
 checking     `check`: hubs, past queries, effect and recommendation in one report
-comparison   methods compared
-drift        whether the past queries of a corrector are still like those of today
-outliers     which items look adversarial or corrupt
+clusters     two clusters of unlabeled items with different biases
+comparison   methods tuned in the same way, and compared
+drift        whether a corrector's past queries still match today's queries
+outliers     items that look adversarial or corrupt
 groups       how often groups of items are retrieved, before and after a correction
 """
 

@@ -1,10 +1,10 @@
-"""`check`: are there hubs, will a correction help, which one, and what to do next.
+"""`check`: report hubs, whether a correction helps, which one, and what to do next.
 
-`check` combines other functions. Hubs are compared with a null model (`hubness`). Without labels,
-the expected effect follows from the past queries: whether their halves agree (reliability), whether
-they resemble the queries (z), and how the hubs change. With labels, the gain is measured on all
-queries. Automatic settings use no labels, and tuned settings are cross-fitted. The gains equal
-those of `evaluate`, `tune` and `compare`.
+Hubs are compared with a null model (`hubness`). Without labels, the expected effect is estimated
+from the past queries: whether their halves agree (reliability), whether they resemble the queries
+(z), and how the correction changes the hubs. With labels, the gain is measured on all queries.
+Automatic settings use no labels, and tuned settings are cross-fitted. The gains equal those of
+`evaluate`, `tune` and `compare`.
 """
 
 import math
@@ -20,7 +20,7 @@ from nnnorm import input_checks, methods
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, drop_copies
-from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.embeddings import EQUAL_NORMS, Embeddings, Source, open_embeddings
 from nnnorm.errors import quiet, warn
 from nnnorm.evaluation.clusters import FAR_APART, find_clusters
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
@@ -34,29 +34,37 @@ from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 Verdict = Literal["correct", "try", "leave", "unknown"]
-Expectation = Literal["help", "little", "unclear"]
+Expectation = Literal["help", "little", "unclear", "unknown"]
 Recommended = Literal["automatic", "tuned", "mixed"] | None
 
-_WITHOUT_LABELS: dict[Any, Verdict] = {"help": "correct", "unclear": "try", "little": "leave"}
+_WITHOUT_LABELS: dict[Any, Verdict] = {
+    "help": "correct",
+    "unclear": "try",
+    "little": "leave",
+    "unknown": "unknown",
+}
 _UNBROKEN = "\N{NO-BREAK SPACE}"  # between a name and its number
 _EXPECTATIONS = {
-    "help": "likely to help if your queries cover the whole gallery",
-    "little": "little effect expected",
-    "unclear": "unclear whether it helps",
+    "help": "Likely to help if your queries cover the whole gallery",
+    "little": "Little effect expected",
+    "unclear": "Unclear whether it helps",
+    "unknown": "Too little data to see an effect",
 }
-# If halves of a bank agree less than this, their biases are mostly noise.
-_LEAST_RELIABLE = 0.5
 # Six changes, all for the better, are the fewest that pass a sign test.
 _FEWEST_CHANGED = 6
-# If none of so many change, fewer than one in a hundred do (95 %).
+# If none of so many queries change, fewer than 1 % of all queries do (95 %).
 _FEWEST_LABELS = 300
-# If a correction gives fewer queries another top-1 item, its effect doesn't matter.
+# Share of queries with a new top-1 item below which the effect doesn't matter.
 _LEAST_MOVED = 0.005
-# Past queries whose top-1 items are counted, and standard errors that aren't noise.
+# With fewer queries, the effect is unknown; with fewer past queries, the gain is small.
+_FEW = 64
+# An item in this share of the results is more likely corrupt than a hub.
+_MOST_OF_A_HUB = 1 / 3
+# Maximum number of past queries to search, and standard errors of a difference beyond noise.
 _MOST_PAST, _FAR = 4096, 3.0
-# If queries ask for nearly all items, past queries do too.
+# If the queries ask for more than this share of the items, past queries do too.
 _NEARLY_ALL = 0.9
-# Points of R@1 that an interval must distinguish from 0 to be useful.
+# The gain in R@1 that a useful interval can distinguish from 0.
 _WORTH_SEEING = 0.01
 
 
@@ -67,10 +75,10 @@ class Measured(Record):
     method: MethodName
     params: dict[str, Any]  # empty if no correction was chosen
     hubs: Hubs
-    moved: float  # share of queries with another top-1 item
+    moved: float  # share of queries with a different top-1 item
     recall_at_1: float | None = None
     gain: Interval | None = None
-    n_changed: int | None = None  # right items whose queries are answered better or worse
+    n_changed: int | None = None  # right items with a query that gained or lost its hit
 
     @property
     def is_sure(self) -> bool:
@@ -81,20 +89,20 @@ class Measured(Record):
 
 @dataclass(frozen=True)
 class Mixed(Measured):
-    """Two clusters of unlabeled items, and a correction with them as groups."""
+    """The effect of a correction that uses two clusters of unlabeled items as groups."""
 
     sizes: tuple[int, int] = (0, 0)
-    items: tuple[int, int] = (0, 0)  # one of each
-    apart: float = 0.0  # difference of their mean biases, in standard deviations within
-    has_both: bool = True  # whether the right items are in both
+    items: tuple[int, int] = (0, 0)  # an item of each
+    apart: float = 0.0  # difference of their mean biases, in standard deviations within a cluster
+    has_both: bool = True  # whether both have right items
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Record):
-    """The verdict of `check`, with its figures and the next steps; `print` shows a report."""
+    """The recommendation of `check`, its numbers, and what to do next; `print` shows a report."""
 
     verdict: Verdict
-    hubs: Hubs  # of the search as it is
+    hubs: Hubs  # of the uncorrected search
     expectation: Expectation | None = None
     reasons: tuple[str, ...] = ()
     reliability: float | None = None
@@ -105,12 +113,14 @@ class Check(Record):
     tuned: Measured | None = None
     mixed: Mixed | None = None
     recommended: Recommended = None
-    better: Interval | None = None  # tuned against automatic, in R@1
-    # The gain among the items that the queries ask for, if the past queries ask for others.
+    better: Interval | None = None  # gain in R@1 of tuned over automatic settings
+    # If past queries ask for other items: the gain among the items that the queries ask for.
     within: Interval | None = None
     n_queries: int
     n_gallery: int
     n_references: int | None = None
+    n_unique: int | None = None
+    norms: tuple[float, float] | None = None  # of the items, if they differ
     n_needed: int | None = None
     next: tuple[str, ...] = ()
     ids: tuple[Any, ...] | None = field(default=None, repr=False)
@@ -125,12 +135,22 @@ class Check(Record):
         """Whether the past queries come from another source, and no labels show that they help."""
         return self.verdict == "try" and (self.z or 0) > input_checks.MISMATCH_WARNING_Z
 
+    @property
+    def is_repetitive(self) -> bool:
+        """Whether most past queries repeat others."""
+        return 2 * (self.n_unique or math.inf) < (self.n_references or 0)
+
+    @property
+    def is_inflated(self) -> bool:
+        """Whether the gain is smaller among the items that the queries ask for."""
+        return self.within is not None and self.within.mean < _mean(self.automatic)
+
     def name_item(self, item: int) -> str:
         """Return the id of an item, or its row number if there are no ids."""
         return str(item if self.ids is None else self.ids[item])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures, ready for JSON."""
+        """Return all results, ready for JSON."""
         found = super().to_dict()
         if self.ids is not None:
             found["hubs"]["id"] = self.name_item(self.hubs.item)
@@ -145,91 +165,109 @@ class Check(Record):
         return "\n".join([self.summary(), *lines])
 
     def summary(self) -> str:
-        """Return the report without the next lines, in 80 columns."""
+        """Return the report in 80 columns, without the lines of code to run next."""
         texts = {
-            "Verdict": self._tell_verdict(),
-            "Hubs": self._tell_hubs(),
-            "Past queries": self._tell_references(),
-            "Effect": self._tell_effect(),
+            "Verdict": self._describe_verdict(),
+            "Hubs": self._describe_hubs(),
+            "Past queries": self._describe_references(),
+            "Effect": self._describe_effect(),
         }
         if self.mixed is not None:
-            texts["Groups"] = self._tell_groups(self.mixed)
-        look: dict[str, Any] = {"subsequent_indent": 14 * " ", "break_on_hyphens": False}
+            texts["Groups"] = self._describe_groups(self.mixed)
+        layout: dict[str, Any] = {"subsequent_indent": 14 * " ", "break_on_hyphens": False}
         labeled = {f"{label:14}": text for label, text in texts.items()}
-        lines = [textwrap.fill(text, 80, initial_indent=i, **look) for i, text in labeled.items()]
+        lines = [textwrap.fill(text, 80, initial_indent=i, **layout) for i, text in labeled.items()]
         return "\n".join(lines).replace(_UNBROKEN, " ")
 
-    def _tell_verdict(self) -> str:
+    def _describe_verdict(self) -> str:
+        text = self._describe_choice()
+        if self.norms is not None and self.recommended:
+            low, high = self.norms
+            text += (
+                f" Your items have norms from {low:.3g} to {high:.3g}. If your scores are cosines, "
+                "run this again with --normalize (normalize=True)."
+            )
+        return text
+
+    def _describe_choice(self) -> str:
         chosen = self.chosen
+        if self.n_references is None and self.verdict == "unknown":
+            return "Unknown without past queries. Save today's queries to use them later."
         if self.verdict == "unknown":
-            return "unknown without past queries; save today's queries to use them later."
+            few = "past queries" if (self.n_unique or 0) < _FEW else "queries"
+            return f"Unknown with so few {few}. Collect a few hundred, and run this again."
         if chosen is None:
             why = "there are no hubs to remove" if self.expectation is None else "no gain is shown"
             if self.automatic and self.automatic.is_sure and _mean(self.automatic) < 0:
                 why = "it makes results worse here"
             elif self.expectation == "little":
                 why = "it would change almost nothing"
-            return f"no correction needed: {why}."
+            return f"No correction needed: {why}."
         setting = methods.describe_setting(chosen.method, chosen.params, ", ")
-        how = f"{methods.label_method(chosen.method)}({setting}) ({self.recommended} settings)"
+        source = "tuned on your labels" if self.recommended == "tuned" else "the automatic settings"
+        how = f"{methods.label_method(chosen.method)}({setting}), {source}"
         if self.recommended == "mixed":
             how = f"{methods.label_method(chosen.method)} with groups"
         if self.verdict == "correct":
-            return f"use {how}."
+            return f"Use {how}."
         if self.is_mismatched:
-            return "not with these past queries: replace them, or pass recent queries too."
+            return "Don't use these past queries. Replace them, or add recent queries of your own."
+        how += "" if self.recommended == "mixed" else ","
         if self.recall_at_1 is None:
-            return f"try {how}, and label some queries to see whether it helps."
-        why = "no gain is shown yet" if self.within is None else "its gain may be inflated"
-        return f"try {how} in an A/B test; {why}."
+            return f"Try {how} and label some queries to see whether it helps."
+        why = "its gain may be inflated" if self.is_inflated else "no gain is shown yet"
+        return f"Try {how} in an A/B test; {why}."
 
-    def _tell_groups(self, mixed: Mixed) -> str:
+    def _describe_groups(self, mixed: Mixed) -> str:
         sizes, items = mixed.sizes, [self.name_item(item) for item in mixed.items]
         text = (
-            f"your items form two groups, {sizes[0]:,} like item {items[0]} and {sizes[1]:,} like "
-            f"item {items[1]}; their mean bias differs by {mixed.apart:.1f} times the spread "
-            "within. Pass --groups (groups=), a label per item. With these two, "
-            f"{100 * mixed.moved:.0f} % of the queries get a different top-1"
+            f"Your items form two groups: {sizes[0]:,} like item {items[0]} and {sizes[1]:,} like "
+            f"item {items[1]}. Their mean biases differ by {mixed.apart:.1f} times the spread "
+            "within a group. Pass one label per item with --groups (groups=). With these two "
+            f"groups, {100 * mixed.moved:.0f} % of the queries get a different top-1"
         )
         if mixed.gain is not None:
-            text += f"; gain in R@1: {_tell_gain(mixed.gain)} points"
+            text += f". Gain in R@1, in points: {_show_gain(mixed.gain)}"
         if not mixed.has_both:
             text += (
-                ". All labeled queries ask for one of the groups, so R@1 can't show the effect "
-                "on the other; label queries for both"
+                ". The right items of all labeled queries are in one group, so R@1 can't show the "
+                "effect on the other. Label queries for both"
             )
         return f"{text}."
 
-    def _tell_hubs(self) -> str:
+    def _describe_hubs(self) -> str:
         hubs = self.hubs
-        found = f"none visible in {self.n_queries:,} queries"
+        found = f"None visible in {self.n_queries:,} queries"
         text = (
-            f"{found if hubs.severity == 'none' else hubs.severity}. "
+            f"{found if hubs.severity == 'none' else hubs.severity.capitalize()}. "
             f"Item {self.name_item(hubs.item)} is {hubs.places} for {hubs.most:,} "
             f"{'query' if hubs.most == 1 else 'queries'} ({hubs.most_by_chance:,.0f} by chance); "
             f"{hubs.n_never:,} of {self.n_gallery:,} items are never {hubs.places} "
             f"({hubs.n_never_by_chance:,.0f} by chance)."
         )
+        if hubs.most > max(_MOST_OF_A_HUB * self.n_queries, 3 * hubs.most_by_chance):
+            text += " So many hits may mean that the item is corrupt: run nnnorm scan."
         if hubs.k > 1:
-            text += f" Small hubs need more queries, about as many as the {self.n_gallery:,} items."
+            text += " To see small hubs, pass about as many queries as items."
         elif hubs.severity == "none" and self.recall_at_1 is None:
-            text += " Small hubs only show with labels."
+            text += " Without labels, small hubs can't be seen."
         return text
 
-    def _tell_references(self) -> str:
+    def _describe_references(self) -> str:
         if self.n_references is None:
-            return "none given."
+            return "None given."
         measured = [
             f"{name}{_UNBROKEN}{getattr(self, name):.2f}".replace("-", "−")
             for name in ("reliability", "density", "z")
             if getattr(self, name) is not None
         ]
         why = ", and ".join(self.reasons) or "they match your queries and items"
-        return f"{self.n_references:,}; {why} ({', '.join(measured)})."
+        unique = f", {self.n_unique:,} of them unique" if self.is_repetitive else ""
+        return f"{self.n_references:,}{unique}. {why[0].upper()}{why[1:]} ({', '.join(measured)})."
 
-    def _tell_effect(self) -> str:
+    def _describe_effect(self) -> str:
         if self.expectation is None or self.automatic is None:
-            return "not known without past queries."
+            return "Unknown without past queries."
         after, gain = self.automatic.hubs, self.automatic.gain
         text = (
             f"{100 * self.automatic.moved:.0f} % of the queries get a different top-1. The most "
@@ -237,19 +275,25 @@ class Check(Record):
             f"without hits from {self.hubs.n_never:,} to {after.n_never:,}."
         )
         if self.mixed is not None:
-            text = f"without groups, {text}"
+            text = f"Without groups, {text}"
         if gain is None:
+            if self.is_repetitive:
+                text += (
+                    " If a few items dominate your traffic, the correction may push them down: "
+                    "label some queries, or add clicks."
+                )
             return f"{_EXPECTATIONS[self.expectation]}: {text}"
-        text += f" Gain in R@1: {_tell_gain(gain)} points with automatic settings"
+        gains = f"Gain in R@1, in points: {_show_gain(gain)} with automatic settings"
         if self.tuned is not None and self.tuned.gain is not None:
             none = "" if self.tuned.params else ", which is no correction"
-            text += f", {_tell_gain(self.tuned.gain)} tuned on the labels (cross-fitted){none}"
-        text += "."
+            gains += f", {_show_gain(self.tuned.gain)} with tuned settings (cross-fitted){none}"
+        text = f"{gains}. {text}"
         if self.within is not None:
+            which = "gain" if self.is_inflated else "tuned gain"
             text += (
-                " This may be inflated: your past queries and these queries ask for different "
-                "items. Among the items that these ask for, automatic settings gain "
-                f"{_tell_gain(self.within)}."
+                f" The {which} may be inflated, because your past queries and these queries ask "
+                "for different items. Among the items that these queries ask for, automatic "
+                f"settings gain {_show_gain(self.within)}."
             )
         if not self.automatic.is_sure and not gain.includes_zero:
             text += f" Only {self.automatic.n_changed} right items show it, too few to be sure."
@@ -262,8 +306,8 @@ class Check(Record):
         return text
 
 
-def _tell_gain(gain: Interval) -> str:
-    return f"{gain.show()[:-1]}{', includes 0' if gain.includes_zero else ''}]"
+def _show_gain(gain: Interval) -> str:
+    return f"{gain.show()}{' (includes 0)' if gain.includes_zero else ''}"
 
 
 def _mean(measured: Measured | None) -> float:
@@ -333,10 +377,10 @@ def check(
     k = places_to_count(**sizes)
     run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
 
-    def look(
+    def run_search(
         bias: Bias | None, found: Evaluation | None = None
     ) -> tuple[Evaluation | None, npt.NDArray[Any]]:
-        """Search with a correction; return the evaluation and the top-1 hits."""
+        """Search with a correction; return the evaluation, if there are labels, and the hits."""
         if found is None and right is not None:
             found = evaluate(asked, items, bias, truth=right, **run)
         if found is not None and k == 1:
@@ -353,7 +397,7 @@ def check(
             about |= {"recall_at_1": found.recall(1), "gain": found.gain_over(raw, seed=seed)}
         return about
 
-    raw, hits = look(None)
+    raw, hits = run_search(None)
     firsts = hits[:, 0]
     as_it_is = judge_hubs(hits, len(items), truth=right, queries=asked, seed=seed)
     recall = None if raw is None else raw.recall(1)
@@ -374,11 +418,11 @@ def check(
     unrelated = asked if right is None else asked.subset(right.one_per_cluster)
     z = input_checks.mismatch_z(bank, unrelated)
     with_items = not allow_gallery_rows and input_checks.warn_of_items(bank, items, asked)
-    if z > input_checks.MISMATCH_WARNING_Z and (hint := input_checks.hint_of_swap(items, asked)):
+    if z > input_checks.MISMATCH_WARNING_Z and (hint := input_checks.hint_of_swap(asked, items)):
         warn(f"{bank.name} do not look like the queries{hint}")
-    corrected, hits = look(bias)
+    corrected, hits = run_search(bias)
     automatic = Measured(bias.method, dict(bias.params), **measure(corrected, hits))
-    expectation, reasons = _expect(bias, automatic.moved, z, with_items)
+    expectation, reasons = _expect(bias, automatic, z, with_items, len(asked))
     about |= {"expectation": expectation, "automatic": automatic}
     labels, apart = None, 0.0
     if groups is None:
@@ -391,23 +435,23 @@ def check(
         about["mixed"] = mixed = Mixed(
             bias.method,
             dict(bias.params),
-            **measure(*look(bias)),
+            **measure(*run_search(bias)),
             sizes=(len(items) - n_second, n_second),
             items=(int(labels.argmin()), int(labels.argmax())),
             apart=apart,
             has_both=right is None or len(np.unique(labels[right.items])) == 2,
         )
         # A difference between groups looks like mismatched past queries.
-        reasons = _expect(bias, mixed.moved, z, with_items)[1]
+        reasons = _expect(bias, mixed, z, with_items, len(asked))[1]
     elif right is not None and raw is not None and corrected is not None:
-        with quiet():  # of what was warned of above
+        with quiet():  # the same warnings as above
             used = drop_copies(bank, duplicates, progress)
         labeled = methods.open_groups(groups, len(items))
         trial = Trial([NNN().name], items, used, None, asked, right, groups=labeled, **run)
         number = trial.choose("one-standard-error")
         crossed = trial.cross_fit("one-standard-error", seed=seed)
         best = trial.settings[number]
-        _, hits = look(trial.bias(number) if number else None, trial.evaluation(number))
+        _, hits = run_search(trial.bias(number) if number else None, trial.evaluation(number))
         params = {**best.params, **({} if best.between == 1 else {"between": best.between})}
         about["tuned"] = Measured(best.name, params, **measure(crossed, hits))
         about["better"] = crossed.gain_over(corrected, seed=seed)
@@ -422,6 +466,7 @@ def check(
                 evaluate(asked, asked_for, one, truth=some, **run) for one in (None, own)
             )
             about["within"] = after.gain_over(before, seed=seed)
+    low, high = items.norm_range
     report = Check(
         verdict="unknown",
         reasons=reasons,
@@ -429,10 +474,12 @@ def check(
         density=bias.params.get("density"),
         z=None if math.isnan(z) else z,
         n_references=bias.n_references,
+        n_unique=bias.params.get("n_unique"),
+        norms=(low, high) if normalize is None and high - low > EQUAL_NORMS * high else None,
         n_needed=_count_needed(automatic, len(asked)),
         **about,
     )
-    verdict, recommended = _judge(report, automatic)
+    verdict, recommended = _choose_verdict(report, automatic)
     report = replace(report, verdict=verdict, recommended=recommended)
     if recommended is None:
         return report
@@ -463,9 +510,9 @@ def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bo
 
 
 def _expect(
-    bias: Bias, moved: float, z: float, with_items: bool
+    bias: Bias, measured: Measured, z: float, with_items: bool, n_queries: int
 ) -> tuple[Expectation, tuple[str, ...]]:
-    """Describe the expected effect without labels, and its limits."""
+    """Return the expected effect without labels, and the reasons to doubt it."""
     reliability = bias.params.get("reliability", 0.0)
     reasons = []
     if with_items:
@@ -474,24 +521,28 @@ def _expect(
         reasons.append("they don't resemble your queries, which may make results worse")
     if is_mismatched(bias):
         reasons.append(f"they {describe_mismatch(bias)}")
-    n_queries = bias.params.get("n_unique", bias.n_references or 0)
-    if n_queries < input_checks.FEW_QUERIES:
-        reasons.append(f"{n_queries} are too few")
-    elif reliability < _LEAST_RELIABLE:
+    n_unique = bias.params.get("n_unique", bias.n_references or 0)
+    if n_unique < _FEW:
+        few = "they" if n_unique == bias.n_references else f"{n_unique:,} unique queries"
+        reasons.append(f"{few} are too few for more than a small gain")
+    elif reliability < input_checks.LEAST_RELIABLE:
         reasons.append("they can't distinguish hubs from noise")
-    if moved < _LEAST_MOVED:
+    if measured.moved < _LEAST_MOVED and min(n_unique, n_queries) < _FEW:
+        return "unknown", tuple(reasons)
+    if measured.moved < _LEAST_MOVED:
         return "little", (*reasons, "the correction changes almost nothing")
     return ("unclear" if reasons else "help"), tuple(reasons)
 
 
-def _judge(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
+def _choose_verdict(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
     tuned, mixed, within = found.tuned, found.mixed, found.within
     if mixed is not None and mixed.gain is None:
         return "try", "mixed"
     best = automatic
     recommended: Recommended = "automatic"
     # If past queries ask for other items, tuning chooses too large a weight.
-    is_better = within is None and found.better is not None and found.better.low > 0
+    is_better = found.better is not None and found.better.low > 0
+    is_better = within is None and (is_better or not automatic.is_sure)
     if is_better and tuned is not None and tuned.params and tuned.is_sure:
         best, recommended = tuned, "tuned"
     if mixed is not None and mixed.is_sure and _mean(mixed) > max(0.0, _mean(automatic)):
@@ -499,22 +550,22 @@ def _judge(found: Check, automatic: Measured) -> tuple[Verdict, Recommended]:
     verdict = _WITHOUT_LABELS[found.expectation]
     if best.is_sure:
         verdict = "correct" if _mean(best) > 0 else "leave"
-    elif best.gain is not None:
+    elif best.gain is not None and verdict != "unknown":
         verdict = "leave" if found.expectation == "little" else "try"
     if verdict == "correct" and within is not None and within.low <= 0:
         verdict = "try"
-    # Mismatched past queries that change nothing say nothing about others.
+    # Mismatched past queries that change nothing show nothing about others.
     if not best.is_sure and (found.z or 0) > input_checks.MISMATCH_WARNING_Z:
         verdict = "try"
-    return verdict, None if verdict == "leave" else recommended
+    return verdict, None if verdict in ("leave", "unknown") else recommended
 
 
 def _count_needed(measured: Measured, n_queries: int) -> int | None:
-    """Number of labeled queries needed to show one point of R@1, if these are too few."""
+    """Return how many labeled queries can show a gain of a point of R@1; None if these can."""
     gain = measured.gain
     if gain is None or measured.is_sure:
         return None
-    if not gain.includes_zero or gain.low == gain.high:  # so few changed that it has no width
+    if not gain.includes_zero or gain.low == gain.high:  # too few changes for an interval
         return _FEWEST_LABELS if n_queries < _FEWEST_LABELS else None
     half_width = (gain.high - gain.low) / 2
     if half_width <= _WORTH_SEEING:

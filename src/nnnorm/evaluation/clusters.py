@@ -2,7 +2,7 @@
 
 k-means finds two clusters, starting on both sides of the first principal axis. In CLIP galleries of
 photos and texts, their mean biases differ by 5 to 8 standard deviations. In galleries of one kind,
-they differ by 1.6 at most (`benchmarks/mixed.py`).
+they differ by at most 1.6 (`benchmarks/mixed.py`).
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from nnnorm.scoring import Products, draw_rows, top_means
 
 _N_ITEMS = 2048
 _N_REFERENCES = 4096
-# If clusters are further apart than this, they should be groups.
+# Clusters further apart than this should be groups.
 FAR_APART = 3.0
 _FEWEST = 10
 _N_STEPS = 30
@@ -22,7 +22,7 @@ _N_STEPS = 30
 def find_clusters(
     items: Embeddings, references: Embeddings, reference_k: int
 ) -> tuple[npt.NDArray[np.int64], float]:
-    """Assign items to two clusters; also return how far apart their mean biases are."""
+    """Assign items to two clusters; also return the distance of their mean biases."""
     some = items.subset(draw_rows(len(items), _N_ITEMS))
     rows = some.rows(0, len(some))
     side = _split(rows)

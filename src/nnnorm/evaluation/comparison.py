@@ -1,9 +1,9 @@
 """Compare methods that are tuned on validation queries and measured on test queries.
 
-`compare` makes the paper's full table: every method is tuned in the same way, and its gain over no
-correction has a paired, clustered interval. The bank is scanned once per gallery. Without
+`compare` produces the paper's full table: every method is tuned in the same way, and its gain over
+no correction has a paired, clustered interval. The bank is scanned once per gallery. Without
 validation queries, results are cross-fitted: each fifth of the queries is measured with the setting
-that the others choose.
+chosen on the others.
 """
 
 import os
@@ -25,14 +25,14 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 
 class Task(NamedTuple):
-    """Queries with known answers in a gallery.
+    """Queries, their gallery, and the right items.
 
     Attributes
     ----------
     queries : array or path, shape (n_queries, dim)
     gallery : array or path, shape (n_gallery, dim)
     truth : array or list
-        The right items, see `open_truth`.
+        The right items; see `open_truth`.
     """
 
     queries: Source
@@ -77,8 +77,8 @@ class Comparison(Record):
     references_sampled: bool = False
 
     def __repr__(self) -> str:
-        names = ", ".join(result.method for result in self.results)
-        return f"Comparison({self.n_queries:,} test queries; {names})"
+        shown = [f"{one.method} {100 * one.recall_at_1:.1f} %" for one in self.results]
+        return f"Comparison({self.n_queries:,} test queries; R@1: {', '.join(shown)})"
 
 
 def compare(
@@ -107,10 +107,10 @@ def compare(
     queries : array or path, shape (n_queries, dim)
         The test queries.
     truth : array or list
-        The right items, see `open_truth`.
+        The right items; see `open_truth`.
     validation : Task, optional
         Queries to tune on, in this or another gallery. Without it, results are cross-fitted: each
-        fifth of the queries (by `seed`) gets the setting that the others choose.
+        fifth of the queries (by `seed`) gets the setting chosen on the others.
     gallery_references : array or path, optional
         Gallery-side references, for methods that use them.
     duplicates : {"drop", "keep"}
@@ -200,7 +200,7 @@ def make_result(
     raw: Evaluation | None = None,
     seed: int = 0,
 ) -> Result:
-    """Return the results of one evaluation, with its paired gain over the raw search."""
+    """Return the results of an evaluation, with its paired gain over the raw search."""
     at_1, at_5, at_10 = (evaluation.recall(k) for k in (1, 5, 10))
     half_width = binomial_half_width(at_1, len(evaluation))
     gain = None if raw is None else evaluation.gain_over(raw, seed=seed)

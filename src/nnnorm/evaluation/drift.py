@@ -1,9 +1,9 @@
 """Drift: whether a corrector's past queries still match today's queries.
 
-Three things are measured. *z*: how far past queries and today's are from one source (`mismatch_z`).
-*Agreement*: the correlation of the biases from past queries with those from today's queries,
-corrected for noise. *Hubs*: the share of hits that go to hubs, uncorrected, corrected, and after a
-refit. The verdict depends on the first two.
+*z* measures whether past queries and today's queries come from different sources (`mismatch_z`).
+*Agreement* is the correlation of the biases from past queries with those from today's queries,
+corrected for noise. The verdict depends on these two. The share of hits that go to hubs is reported
+too: uncorrected, corrected, and after a refit.
 """
 
 import math
@@ -18,7 +18,7 @@ from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector, open_corrector
 from nnnorm.dedup import drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
-from nnnorm.errors import NNNormError, quiet, warn
+from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness, places_to_count
 from nnnorm.evaluation.results import Record
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
@@ -27,47 +27,48 @@ from nnnorm.ranking import search
 
 Verdict = Literal["fine", "refit soon", "refit now"]
 
-# For a cron job; 1 and 2 mean errors and wrong usage.
+# Exit codes of the command; 1 and 2 mean errors and wrong usage.
 EXIT_CODES: dict[Verdict, int] = {"fine": 0, "refit soon": 3, "refit now": 4}
-# Own queries stayed below 1.1 (95 % of the draws, 64 and more queries, five real sets), queries of
-# which half came from elsewhere had a median of 1.0 to 2.4. Above MISMATCH_Z the bank counts as
-# mismatched, and so do queries of which three quarters do.
+# On five real data sets with 64 or more queries, z stayed below 1.1 for matching queries (95 % of
+# the draws). If half of the queries came from elsewhere, the median was 1.0 to 2.4. If three
+# quarters did, z exceeded MISMATCH_Z, which is the limit of a mismatched bank.
 _SOON_Z = 1.5
-# Own queries agreed to 0.7 at least, and Flickr8k's mixed half with COCO's to 0.5 to 0.7; at three
-# quarters, 0.25 to 0.45, the correction no longer removes hubs.
+# Agreement was at least 0.7 for matching queries. On Flickr8k it was 0.5 to 0.7 if half of the
+# queries came from COCO. If three quarters did, it was 0.25 to 0.45, and hubs weren't removed.
 _SOON_AGREEMENT, _NOW_AGREEMENT = 0.6, 0.3
-# The agreement of fewer queries, or of values this unreliable, is noise.
+# With fewer queries or less reliable biases, the agreement is noise.
 _LEAST_AGREEING, _LEAST_RELIABLE = 128, 0.2
-# With 16 queries z misses a quarter of all mismatched banks, with 32 one in twenty.
+# With 16 queries, z misses a quarter of all mismatched banks; with 32, one in twenty.
 _FEW_QUERIES = 32
-# Of a longer log so many queries, evenly spaced, are compared with the bank, since more would not
-# change a verdict, and so many are searched: the share of hubs depends on their number.
+# Numbers of queries, evenly spaced in a longer log, that are compared with the bank and searched.
+# More wouldn't change a verdict, but the share of hubs depends on the number of searches.
 _MOST_COMPARED, _MOST_SEARCHED = 4096, 2**15
 
 
 @dataclass(frozen=True)
 class Drift(Record):
-    """The result of comparing today's queries with a corrector."""
+    """How well a corrector matches today's queries."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
     z: float
-    mean_shift: float  # distance between the means, over the spread of the bank
+    mean_shift: float  # distance of the means, divided by the spread of the bank
     agreement: float | None
     hub_share: float
     hub_share_uncorrected: float
-    hub_share_refitted: float | None
+    hub_share_refitted: float
     n_queries: int
     n_references: int
     n_items: int
+    k: int  # hits of each query that were counted
 
     @property
     def exit_code(self) -> int:
-        """For a cron job: 0 fine, 3 refit soon, 4 refit now."""
+        """Exit code for a cron job: 0 fine, 3 refit soon, 4 refit now."""
         return EXIT_CODES[self.verdict]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures and the exit code, ready for JSON."""
+        """Return all results and the exit code, ready for JSON."""
         return {**super().to_dict(), "exit_code": self.exit_code}
 
 
@@ -87,7 +88,7 @@ def measure_drift(
     )
     if gallery is None:
         if groups is not None:
-            raise NNNormError("groups are the labels of a gallery; pass gallery too")
+            raise NNNormError("groups are labels of the gallery; pass gallery (--gallery) too")
         rows = corrector.sample.astype(np.float32)
         items = open_embeddings(rows, name="gallery", normalize=corrector.normalize)
         groups = corrector.sample_groups or None
@@ -97,21 +98,19 @@ def measure_drift(
     k = places_to_count(len(asked), len(items))
 
     def hub_share(*parts: tuple[Embeddings, Bias | None]) -> float:
-        """Share of the hits that go to hubs, each part of the queries searched with its bias."""
+        """Return the share of hits that go to hubs, if each part is searched with its bias."""
         hits = [search(part, items, bias, k=k).indices for part, bias in parts]
         return measure_hubness(count_occurrences(np.concatenate(hits), len(items))).hub_occurrence
 
     with quiet():
         old = corrector.bias_for(items, groups=groups)
         agreement = _agreement(corrector, old, items, some)
-        refitted = None
-        if len(asked) >= _FEW_QUERIES:
-            # Each half of the queries is searched with the biases from the other half.
-            halves = np.array_split(np.random.default_rng(0).permutation(len(asked)), 2)
-            known = [asked.subset(half[: _MOST_COMPARED // 2]) for half in halves[::-1]]
-            biases = [_refit(corrector, half, items, groups) for half in known]
-            refitted = hub_share(*zip(map(asked.subset, halves), biases, strict=True))
-    verdict, reasons = _judge(z, agreement)
+        # Each half of the queries is searched with the biases from the other half.
+        halves = np.array_split(np.random.default_rng(0).permutation(len(asked)), 2)
+        known = [asked.subset(half[: _MOST_COMPARED // 2]) for half in halves[::-1]]
+        biases = [_refit(corrector, half, items, groups) for half in known]
+        refitted = hub_share(*zip(map(asked.subset, halves), biases, strict=True))
+    verdict, reasons = _choose_verdict(z, agreement)
     return Drift(
         verdict=verdict,
         reasons=reasons,
@@ -122,44 +121,42 @@ def measure_drift(
         hub_share_uncorrected=hub_share((asked, None)),
         hub_share_refitted=refitted,
         n_queries=len(asked),
-        n_references=len(corrector.bank),
+        n_references=corrector.bias.n_references or len(corrector.bank),
         n_items=len(items),
+        k=k,
     )
 
 
-def _judge(z: float, agreement: float | None) -> tuple[Verdict, tuple[str, ...]]:
+def _choose_verdict(z: float, agreement: float | None) -> tuple[Verdict, tuple[str, ...]]:
     agrees = 1.0 if agreement is None else agreement
     reasons = []
     if z > _SOON_Z:
         reasons.append(f"the queries don't resemble the past queries (z {z:.1f})")
     if agrees < _SOON_AGREEMENT:
-        agrees_to = f"{agrees:.2f}".replace("-", "−")
-        reasons.append(f"their biases agree only to {agrees_to} with those of the past queries")
+        shown = f"agreement {agrees:.2f}".replace("-", "−")
+        reasons.append(f"their biases differ from those of the past queries ({shown})")
     if z > MISMATCH_Z or agrees < _NOW_AGREEMENT:
         return "refit now", tuple(reasons)
     return ("refit soon" if reasons else "fine"), tuple(reasons)
 
 
 def _measure_z(bank: Embeddings, queries: Embeddings) -> float:
-    """Compute z, or raise an error: without it, no verdict is possible."""
+    """Compute z, or raise an error: with too few queries, no verdict is possible."""
     z = mismatch_z(bank, queries)
     with quiet():
         n_queries, n_references = len(drop_copies(queries)), len(drop_copies(bank))
-    if math.isnan(z):
+    if math.isnan(z) or n_queries < _FEW_QUERIES:
         raise NNNormError(
-            f"too few different rows to measure drift: {n_queries:,} among the {len(queries):,} "
-            f"queries and {n_references:,} among the references; pass {_FEW_QUERIES} or more"
+            f"too few unique queries to measure drift: {n_queries:,} of {len(queries):,}, compared "
+            f"with {n_references:,} past ones; pass {_FEW_QUERIES} or more"
         )
-    if n_queries < _FEW_QUERIES:
-        what = "queries" if n_queries == len(queries) else "different queries"
-        warn(f"{n_queries} {what} are too few to measure drift well; pass {_FEW_QUERIES} or more")
     return z
 
 
 def _agreement(
     corrector: Corrector, old: Bias, items: Embeddings, queries: Embeddings
 ) -> float | None:
-    """Correlation of the biases from bank and queries, corrected for the queries' noise."""
+    """Return the correlation of the biases from bank and queries, corrected for noise."""
     if len(queries) < _LEAST_AGREEING:
         return None
     if corrector.asked != NNN() or corrector.groups is not None:
@@ -189,7 +186,7 @@ def _refit(
 
 
 def _mean_shift(bank: Embeddings, queries: Embeddings) -> float:
-    """Distance of the means over the spread of the bank, less what chance alone gives."""
+    """Return the distance of the means in spreads of the bank, less the part due to chance."""
     rows, asked = (side.rows(0, len(side)).astype(np.float64) for side in (bank, queries))
     spread = ((rows - rows.mean(axis=0)) ** 2).sum(axis=1).mean()
     apart = ((rows.mean(axis=0) - asked.mean(axis=0)) ** 2).sum()

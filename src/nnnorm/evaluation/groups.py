@@ -2,7 +2,7 @@
 
 For each query, the first k items are counted by group. The counts are compared with each other
 (bias@k) or with a target (shares, skew@k, NDKL). Means before and after the correction have
-intervals over queries.
+bootstrap intervals over queries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-# Fair shares: those of the gallery, equal ones, or yours.
+# Fair shares: those of the gallery, equal shares, or your own.
 Target: TypeAlias = Literal["gallery", "equal"] | Mapping[str, float]
 
 _PRECISION_KS = (1, 5)
@@ -29,7 +29,7 @@ _PRECISION_KS = (1, 5)
 
 @dataclass(frozen=True)
 class Line(Record):
-    """The mean of one figure over all queries; with a bias also after it, and the paired change."""
+    """The mean of one metric over all queries: before and after a bias, and the paired change."""
 
     metric: str
     before: Interval
@@ -57,14 +57,14 @@ class Audit(Record):
         return f"Audit({len(self.queries):,} queries, {self.n_gallery:,} items of {groups})"
 
     def line(self, metric: str) -> Line:
-        """Return the means of one figure."""
+        """Return the means of one metric."""
         lines = {line.metric: line for line in self.means}
         if metric not in lines:
             raise NNNormError(f"this audit has no {metric!r}; it has {', '.join(lines)}")
         return lines[metric]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures, ready for JSON."""
+        """Return all results, ready for JSON."""
         return super().to_dict() | {"n_queries": len(self.queries)}
 
 
@@ -84,7 +84,7 @@ def audit(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Audit:
-    """Count groups among the first items of each query, before and after a correction.
+    """Count groups among the first hits of each query, before and after a correction.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def audit(
         Queries that shouldn't favor a group.
     gallery : array or path, shape (n_gallery, dim)
     bias : Bias, optional
-        Adds figures after the correction, and the paired change.
+        Adds the metrics after this correction, and the paired change.
     groups : sequence of str
         The group of every item.
     ks : sequence of int
@@ -129,7 +129,7 @@ def audit(
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     if len(asked) < 2:
-        raise NNNormError("an audit needs at least two queries, to measure more than a single case")
+        raise NNNormError("an audit needs at least two queries; got one: pass more queries")
     for name, given, n_wanted in (
         ("groups", groups, len(items)),
         ("labels", labels, len(items)),
@@ -138,7 +138,7 @@ def audit(
         if given is not None and len(given) != n_wanted:
             raise NNNormError(f"{name} must have {n_wanted} entries; got {len(given)}")
     if (labels is None) != (query_labels is None):
-        raise NNNormError("precision needs labels (of items) and query_labels; got one of them")
+        raise NNNormError("precision needs both labels and query_labels; got one of them")
     kinds = tuple(np.unique(np.asarray(groups, dtype=str)).tolist())
     if not 2 <= len(kinds) <= 50:
         raise NNNormError(
@@ -154,12 +154,12 @@ def audit(
         )
     all_ks = [*ks, *(() if labels is None else _PRECISION_KS)]
     if len(ks) == 0 or not all(k in range(1, len(items) + 1) for k in all_ks):
-        raise NNNormError(f"ks must be whole numbers from 1 to {len(items)} items; got {all_ks}")
+        raise NNNormError(f"ks (-k) must be whole numbers from 1 to {len(items)}; got {all_ks}")
     item_labels, wanted = (
         np.asarray(() if some is None else some, dtype=str) for some in (labels, query_labels)
     )
-    if strange := sorted(set(wanted) - set(item_labels)):
-        raise NNNormError(f"a query asks for {str(strange[0])!r}, but no item has that label")
+    if unknown := sorted(set(wanted) - set(item_labels)):
+        raise NNNormError(f"a query asks for {str(unknown[0])!r}, but no item has that label")
 
     run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
 
@@ -206,7 +206,7 @@ def measure_groups(
     target: Mapping[str, float],
     difference: tuple[str, str] | None = None,
 ) -> dict[str, FloatArray]:
-    """Compute figures of groups for every query of a ranking, shape ``(n_queries,)`` each."""
+    """Compute the metrics of groups for each query of a ranking, shape ``(n_queries,)`` each."""
     values, codes = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
     kinds = values.tolist()
     counts = (codes[ranking.indices][:, :, None] == np.arange(len(kinds))).cumsum(axis=1)
@@ -218,7 +218,7 @@ def measure_groups(
         found |= {f"bias@{k}": bias, f"|bias|@{k}": np.abs(bias)}
     for k in ks:
         shares = counts[:, k - 1] / k
-        # One item may already be more than the target's share of k: absent is never above target.
+        # An absent group counts as a share of 1/k, or as its target if that is smaller.
         skews = np.log(np.where(shares > 0, shares, np.minimum(1 / k, fair))) - np.log(fair)
         found |= {f"share of {kind}@{k}": shares[:, g] for g, kind in enumerate(kinds)}
         found |= {f"skew of {kind}@{k}": skews[:, g] for g, kind in enumerate(kinds)}

@@ -1,14 +1,14 @@
 """Hubness: the k-occurrence N_k, its statistics, and how far it is from a null model.
 
-``N_k(i)`` is the number of queries that have item i among their first k; its mean is
+``N_k(i)`` is the number of queries with item i among their first k hits; its mean is
 ``k·n_queries/n_gallery``. The paper's table uses N_1: kurtosis (excess), MAE and max.
 
-A hub is an item with at least twice the mean, and with two hits at least. If items outnumber
-queries, one top-1 hit is more than twice the mean, so N_10 is counted instead.
+A hub is an item with at least twice the mean number of hits, and at least two. If items outnumber
+queries, hubs don't show in top-1 hits, so N_10 is counted instead.
 
-The null model assigns hits to items at random. Hits that are known to be right stay. Queries that
-belong together (captions of one picture, copies of one query) and have the same hit are assigned to
-one random item, because the item isn't the reason why they agree.
+The null model assigns hits to items at random. Hits that are known to be right stay. If queries
+belong together (captions of one picture, copies of one query) and have the same hit, they are
+assigned to one random item, because the item isn't why they agree.
 """
 
 import math
@@ -37,12 +37,12 @@ Severity = Literal["none", "mild", "moderate", "severe"]
 
 # A robust z-score beyond this is an outlier, by Iglewicz and Hoaglin's rule of thumb.
 _OUTLIER = 3.5
-# The sizes of docs/guide/does-it-help.md: a gallery without hubs stays below the first one.
+# Limits of docs/guide/does-it-help.md; galleries without hubs stay below the lowest.
 _SEVERITIES: dict[float, Severity] = {0.25: "severe", 0.12: "moderate", 0.04: "mild"}
 _SIGNIFICANT = 0.05
-# More draws of small galleries cost nothing; of a million items, twenty are enough.
+# Small galleries get more draws, which cost little; for a million items, twenty are enough.
 _DRAWS, _FEWEST_DRAWS, _ITEMS_AT_MOST = 200, 20, 2 * 10**7
-# Queries that hit one item are compared with so many of them.
+# Queries with the same hit are compared with at most this many of them.
 _MOST_COMPARED = 2048
 
 
@@ -56,7 +56,7 @@ class Hubness(Record):
     kurtosis: float  # excess: 0 for a normal distribution
     skewness: float
     gini: float
-    robin_hood: float  # share of all hits to move until all items have as many
+    robin_hood: float  # share of hits to move until all items have the same number
     antihub_share: float  # share of items that are never retrieved
     hub_occurrence: float  # share of all hits that go to hubs
 
@@ -78,7 +78,7 @@ class Hubs(Record):
     severity: Severity
     beyond_chance: float
     p_value: float
-    item: int  # the most retrieved one
+    item: int  # the most retrieved item
     most: int
     most_by_chance: float
     n_never: int
@@ -88,7 +88,7 @@ class Hubs(Record):
     @property
     def places(self) -> str:
         """The places that count as retrieved, in words."""
-        return "top-1" if self.k == 1 else f"in the top {self.k}"
+        return name_places(self.k)
 
 
 # --- counting ------------------------------------------------------------------------------------
@@ -108,6 +108,11 @@ def count_occurrences(ranking: Ranking | npt.ArrayLike, n_gallery: int) -> IntAr
 def places_to_count(n_queries: int, n_gallery: int) -> int:
     """Return the k of N_k that shows hubs: 1, or 10 if items outnumber queries."""
     return 1 if n_queries >= n_gallery else min(10, n_gallery)
+
+
+def name_places(k: int) -> str:
+    """Say which hits count as retrieved."""
+    return "top-1" if k == 1 else f"in the top {k}"
 
 
 def find_hubs(occurrences: npt.ArrayLike) -> IntArray:
@@ -148,7 +153,7 @@ def measure_hubness(occurrences: npt.ArrayLike) -> Hubness:
 
 
 def compare_occurrences(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[float, float]:
-    """Run a Kolmogorov–Smirnov test between two distributions of ``N_k``: statistic, p-value."""
+    """Return the statistic and p-value of a Kolmogorov–Smirnov test between two ``N_k``."""
     first, second = np.sort(np.asarray(before)), np.sort(np.asarray(after))
     values = np.concatenate([first, second])
     below = [np.searchsorted(some, values, side="right") / len(some) for some in (first, second)]
@@ -180,7 +185,7 @@ def robust_z(values: npt.ArrayLike) -> FloatArray:
     deviation = numbers - np.median(numbers)
     spread = np.median(np.abs(deviation))
     if spread == 0:
-        # If more than half are equal, use the mean distance instead.
+        # If more than half of the values are equal, the mean deviation is used.
         spread = np.abs(deviation).mean() * 0.8453
     return np.asarray(0.6745 * deviation / spread) if spread > 0 else np.zeros_like(deviation)
 
@@ -189,7 +194,7 @@ def robust_z(values: npt.ArrayLike) -> FloatArray:
 
 
 def expect_occurrences(n_hits: int, n_gallery: int, most: int) -> FloatArray:
-    """Expect the number of items with 0, 1, … `most` hits if each hit fell on any item alike."""
+    """Return how many items would have 0, 1, … `most` hits if hits were assigned at random."""
     if n_gallery == 1:
         return np.where(np.arange(most + 1) == n_hits, 1.0, 0.0)
     expected = np.zeros(most + 1)
@@ -233,7 +238,7 @@ def judge_hubs(
     longest = max(counts.max(), draws.max()) + 1
     histograms = np.stack([np.bincount(some, minlength=longest) for some in (counts, *draws)])
     shares = histograms.cumsum(axis=1) / n_gallery
-    # Two counts per move: one item has a hit less, another one more.
+    # Moving a hit changes two counts: one goes down, the other goes up.
     per_move = n_gallery / (2 * max(1, found.size - kept.sum()))
     distances = per_move * np.abs(shares - shares[1:].mean(axis=0)).sum(axis=1)
     distance, by_chance = float(distances[0]), distances[1:]
@@ -257,7 +262,7 @@ def judge_hubs(
 
 
 def _sizes_of_groups(hits: IntArray, queries: Embeddings) -> IntArray:
-    """Sizes of the groups of queries that hit one item and are copies of each other."""
+    """Return the sizes of groups of near-duplicate queries with the same hit."""
     items, of_query = hits.ravel(), np.repeat(np.arange(len(hits)), hits.shape[1])
     order = np.argsort(items, kind="stable")
     starts = np.flatnonzero(np.diff(items[order], prepend=-1))
@@ -306,7 +311,7 @@ class Diagnosis(Record):
         return str(item if self.ids is None else self.ids[item])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures but the counts of single items, ready for JSON."""
+        """Return all results except the counts of single items, ready for JSON."""
         found = super().to_dict()
         if self.ids is not None:
             for hub in found["hubs"]:
@@ -338,19 +343,18 @@ def diagnose(
         A sample of the queries that the search gets.
     gallery : array or path, shape (n_gallery, dim)
     bias : Bias, optional
-        Adds the same figures after the correction.
+        Adds the same results after this correction.
     references : array or path, shape (n_references, dim), optional
-        Instead of a bias: the automatic NNN is fitted from this bank.
+        Past queries, instead of a bias: NNN is fitted to them with automatic settings.
     duplicates : {"drop", "keep"}
-        Whether copies in the bank count once, see `Method.fit`.
+        Whether near-duplicates count once; see `Method.fit`.
     truth : array or list, optional
-        Adds which hits of a hub are wrong. See `open_truth`.
+        The right items; see `open_truth`. Adds the share of a hub's hits that are wrong.
     ids : sequence, optional
-        Id of every item, shown instead of its row number; by default the ids of the gallery if it
-        has any.
+        Ids of the items, shown instead of row numbers; by default those of the gallery, if any.
     k : int, optional
-        Number of hits that count as retrieved: by default 1, or 10 if items outnumber
-        queries, since hubs don't show in so few top-1 hits.
+        Number of hits that count as retrieved; by default 1, or 10 if items outnumber queries,
+        because hubs don't show in so few top-1 hits.
     most : int
         Number of hubs to list.
     normalize : bool, optional
@@ -380,13 +384,13 @@ def diagnose(
             raise NNNormError("pass either a bias or references, not both")
         bank = open_references(references, normalize=normalize)
         warn_of_overlap(bank, asked)
-        with quiet(LIKE_ITEMS):  # the queries below decide
+        with quiet(LIKE_ITEMS):  # checked below, with the queries
             bias = NNN().fit(items, bank, duplicates=duplicates, **run)
         warn_of_mismatched_bank(bank, asked, items, truth)
     k = places_to_count(len(asked), len(items)) if k is None else k
 
     def count(some: Bias | None) -> tuple[IntArray, IntArray, Hubs]:
-        """The hits of a search, those of every item, and how far they are from the null model."""
+        """Search; return the hits, ``N_k``, and its comparison with the null model."""
         hits = search(asked, items, some, k=k, **run).indices
         hubs = judge_hubs(hits, len(items), truth=truth, queries=asked)
         return hits, count_occurrences(hits, len(items)), hubs
@@ -429,6 +433,6 @@ def diagnose(
 
 
 def open_ids(ids: Sequence[Any] | None, gallery: Embeddings) -> tuple[Any, ...] | None:
-    """Return the ids of the items, or those of the gallery itself if it has any."""
+    """Return these ids of the items, else those of the gallery, if any."""
     found = gallery.ids if ids is None else check_ids(ids, len(gallery), name=gallery.name)
     return None if found is None else tuple(found.tolist())

@@ -1,10 +1,10 @@
 """The right items of each query, and recall and other metrics from their ranks.
 
-One item per query, pairs, or lists of items all become a `Truth`. A query without a right item
-raises an error, so no metric can leave such queries out of its denominator. Metrics are computed
-per query and then averaged. R@K counts a query if any of its right items is among the first K (also
-called success@K or hit rate). Ties count as the mean over all orders, so a search that scores
-everything alike gets the result of chance. A `Ranking` keeps its own order.
+A `Truth` is created from one item per query, from pairs, or from lists of items. A query without a
+right item raises an error, so it can't be missing from an average. Metrics are computed per query
+and then averaged. R@K counts a query if any of its right items is among the first K (also called
+success@K or hit rate). Ties count as the mean over all orders, so equal scores give the result of
+chance. A `Ranking` is evaluated in its own order.
 """
 
 import math
@@ -24,15 +24,15 @@ from nnnorm.dedup import hash_rows
 from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, IntArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, check_count, warn
-from nnnorm.evaluation.results import FloatArray, Interval, interval_of_difference
+from nnnorm.evaluation.results import FloatArray, Interval, Record, interval_of_difference
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs, warn_of_mismatch
 from nnnorm.methods import open_references
-from nnnorm.ranking import Ranking, iterate_scores
+from nnnorm.ranking import GivesBias, Ranking, iterate_scores, take_bias
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.tables import read_json
 
-# Right items per query up to which each is compared with its row; beyond, the row is sorted.
+# Up to this many right items per query, each is compared with all scores; beyond, they are sorted.
 _FEW = 16
 
 
@@ -40,7 +40,7 @@ _FEW = 16
 class Truth:
     """The right items: those of query q are ``items[starts[q]:starts[q + 1]]``, sorted.
 
-    `grades` has a grade per item, from 1, for nDCG; without it, all are equal.
+    `grades` has a grade of at least 1 per item, for nDCG; without it, all grades are equal.
     """
 
     starts: IntArray
@@ -86,8 +86,10 @@ class Truth:
 
 
 def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
-    """Check a truth: one item per query, (query, item) pairs, or a list of items per query."""
+    """Return a `Truth` from an item per query, (query, item) pairs, or a list per query."""
     grades = None
+    if isinstance(truth, str | os.PathLike):
+        truth = read_truth(truth)
     if isinstance(truth, Truth):
         queries, items, grades = truth.queries, truth.items, truth.grades
     elif isinstance(truth, (list, tuple)) and any(np.ndim(right) for right in map(_row, truth)):
@@ -121,7 +123,7 @@ def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
 def _row(right: Any) -> npt.NDArray[Any]:
     try:
         return np.asarray(right)
-    except ValueError:  # lists of several lengths
+    except ValueError:  # lists of different lengths
         return np.empty((0, 0))
 
 
@@ -176,7 +178,7 @@ def read_truth(path: str | os.PathLike[str]) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
+class Evaluation(Record):
     """The ranks of the right items, per pair of query and right item, and the metrics."""
 
     truth: Truth
@@ -188,7 +190,7 @@ class Evaluation:
 
     @classmethod
     def of_strips(cls, truth: Truth, strips: Iterable[Any], n_gallery: int) -> "Evaluation":
-        """Join what `count_strip` found in all strips of queries."""
+        """Create an evaluation from the results of `count_strip` for all queries."""
         above, tied, top1 = (np.concatenate(parts) for parts in zip(*strips, strict=True))
         return cls(truth, above, tied, top1, n_gallery, n_gallery)
 
@@ -198,9 +200,14 @@ class Evaluation:
     def __repr__(self) -> str:
         return f"Evaluation({len(self):,} queries, R@1 {100 * self.recall(1):.1f} %)"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the means of the metrics, ready for JSON."""
+        sizes = {"n_queries": len(self), "n_gallery": self.n_gallery}
+        return {**sizes, **mean_metrics(self, [k for k in (1, 5, 10) if k <= self.depth])}
+
     @cached_property
     def _first(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Per query: items above its best right item, the size of that tie, right items in it."""
+        """Per query: items above its best right item, the size of its tie, right items in it."""
         starts = self.truth.starts[:-1]
         above = np.minimum.reduceat(self.above, starts)
         best = self.above == np.repeat(above, self.truth.counts)
@@ -209,7 +216,7 @@ class Evaluation:
         return above, tied, right
 
     def hits(self, k: int) -> FloatArray:
-        """Whether any right item is among the first k, per query: 0 or 1, between on a tie."""
+        """Return 1 per query with a right item among the first k, else 0; between for ties."""
         k = self._check_depth(k)
         above, tied, right = self._first
         hits = (above < k).astype(np.float64)
@@ -219,22 +226,22 @@ class Evaluation:
         return hits
 
     def recall(self, k: int) -> float:
-        """R@K of this literature: the mean of `hits`, over all queries."""
+        """Return R@K: the mean of `hits` over all queries."""
         return float(self.hits(k).mean())
 
     def gain_over(self, raw: "Evaluation", *, seed: int = 0) -> Interval:
-        """The paired difference in R@1 to another search, as all commands report it."""
+        """Return the paired gain in R@1 over another search, as in all reports."""
         clusters = raw.truth.clusters
         return interval_of_difference(self.hits(1), raw.hits(1), clusters, seed=seed)
 
     def fractions(self, k: int) -> FloatArray:
-        """Share of a query's right items that are among the first k, per query."""
+        """Return the share of each query's right items that are among the first k."""
         k = self._check_depth(k)
         inside = np.clip((k - self.above) / self.tied, 0, 1)
         return self._per_query(inside) / self.truth.counts
 
     def reciprocal_ranks(self) -> FloatArray:
-        """Reciprocal rank of the first right item, per query; the mean is MRR."""
+        """Return the reciprocal rank of each query's first right item; the mean is MRR."""
         self._check_depth(self.n_gallery)
         above, tied, right = self._first
         out = 1.0 / (above + 1)
@@ -247,13 +254,13 @@ class Evaluation:
         return np.asarray(out)
 
     def ranks(self) -> FloatArray:
-        """Rank of the first right item, from 1, per query."""
+        """Return the rank of each query's first right item, from 1."""
         self._check_depth(self.n_gallery)
         above, tied, right = self._first
         return np.asarray(above + (tied + 1) / (right + 1))
 
     def ndcg(self, k: int) -> FloatArray:
-        """Normalized discounted cumulative gain of the first k, per query; grades are the gains."""
+        """Return the nDCG of the first k hits, per query; grades are the gains."""
         k, truth = self._check_depth(k), self.truth
         discounts = np.concatenate([[0], np.cumsum(1 / np.log2(np.arange(k) + 2))])
         upto = discounts[np.minimum(self.above + self.tied, k)]
@@ -270,7 +277,7 @@ class Evaluation:
         return np.asarray(np.add.reduceat(pairs, self.truth.starts[:-1]))
 
     def _check_depth(self, k: int) -> int:
-        """Return k, at most n_gallery; raise if the ranking is shorter."""
+        """Return k, at most n_gallery; raise an error if the ranking is shorter."""
         check_count("k", k)
         if min(k, self.n_gallery) > self.depth:
             raise NNNormError(
@@ -283,7 +290,7 @@ class Evaluation:
 def evaluate(
     queries: Source,
     gallery: Source,
-    bias: Bias | None = None,
+    bias: Bias | GivesBias | None = None,
     *,
     truth: Any,
     weight: float | None = None,
@@ -298,15 +305,15 @@ def evaluate(
     ----------
     queries : array or path, shape (n_queries, dim)
     gallery : array or path, shape (n_gallery, dim)
-    bias : Bias, optional
+    bias : Bias or Corrector, optional
         Without it, the search is uncorrected.
     truth : array or list
-        The right items, see `open_truth`.
+        The right items; see `open_truth`.
     weight : float, optional
         Replaces the weight of the bias.
     parents : array of int or str, shape (n_gallery,), optional
-        The document of each item, if items are chunks. In that case, the truth has numbers of
-        documents, in the order of their first appearance here.
+        The document of each item, if items are chunks. The truth then has numbers of documents,
+        in the order of their first appearance here.
     normalize : bool, optional
         True divides every row by its norm; see `open_embeddings`.
     memory_budget : int
@@ -324,6 +331,7 @@ def evaluate(
     >>> evaluate(np.eye(3), np.eye(3), truth=[0, 1, 2]).recall(1)
     1.0
     """
+    used, gallery, normalize = take_bias(bias, queries, gallery, normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     documents = None if parents is None else Documents.open(parents, len(items), items.name)
@@ -331,14 +339,14 @@ def evaluate(
     right = open_truth(truth, n_queries=len(asked), n_gallery=n_items)
     counted = []
     run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    for start, scores in iterate_scores(asked, items, bias, weight=weight, **run):
+    for start, scores in iterate_scores(asked, items, used, weight=weight, **run):
         compared = scores if documents is None else documents.best(scores)
         counted.append(count_strip(compared, right, start))
     return Evaluation.of_strips(right, counted, n_items)
 
 
 def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluation:
-    """Evaluate an existing ranking in its own order."""
+    """Evaluate a ranking in its own order."""
     n_queries, depth = ranking.indices.shape
     if (largest := ranking.indices.max()) >= n_gallery:
         raise NNNormError(
@@ -357,7 +365,7 @@ def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluat
 def count_strip(
     scores: npt.NDArray[np.float32], truth: Truth, start: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Items above and level with right items, and the first items, of queries from `start` on."""
+    """Count items above and tied with each right item; also return each query's top-1 item."""
     stop = start + len(scores)
     first, last = truth.starts[start], truth.starts[stop]
     items, rows = truth.items[first:last], truth.queries[first:last] - start
@@ -383,7 +391,7 @@ def count_strip(
 
 
 def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict[str, float]:
-    """Average the metrics over all queries, by the names used in every report."""
+    """Return the means of the metrics over all queries, by their names in reports."""
     ks = [min(k, evaluation.n_gallery) for k in ks]
     out = {f"recall_at_{k}": evaluation.recall(k) for k in ks}
     if evaluation.depth >= evaluation.n_gallery:
@@ -393,11 +401,11 @@ def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict
     return out
 
 
-# --- references that figures are measured with ---------------------------------------------------
+# --- checks of the past queries ------------------------------------------------------------------
 
 
 def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "queries") -> None:
-    """Warn if references are exactly equal to queries that results are measured on."""
+    """Warn if references are equal to queries that results are measured on."""
     known, asked = (
         np.concatenate([hash_rows(block) for _, block in rows.blocks()])
         for rows in (references, queries)
@@ -405,7 +413,7 @@ def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "qu
     if n_common := np.isin(known, asked).sum():
         warn(
             f"{n_common:,} of the {len(references):,} rows of {references.name} are among the "
-            f"{role}; a bank that includes the queries overstates the result"
+            f"{role}, which overstates the result; leave them out"
         )
 
 
@@ -422,9 +430,9 @@ def warn_of_mismatched_bank(
 def open_task(
     gallery: Any, queries: Any, references: Any, second: Any, truth: Any, normalize: bool | None
 ) -> tuple[Embeddings, Embeddings, Embeddings, Embeddings | None, Truth]:
-    """Open inputs; warn if references are queries or items, or don't match the queries.
+    """Open all inputs; warn if references are queries or items, or don't match the queries.
 
-    `second` are the gallery references, if any.
+    `second` is the array of gallery references, if any.
     """
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)

@@ -1,18 +1,18 @@
 """Outliers: items that look adversarial or corrupt, found without labels.
 
-Adversarial items differ from honest ones in these signals:
+Six signals distinguish adversarial items from other items:
 
-    bias         the mean of its 16 best scores with the references
-    neighbors    the same, beyond what items with as close neighbors in the gallery get
-    topics       number of topics of the references with a query that has it among its ten best
-    firsts       number of references that have it as top-1
-    blends       number of blends of two references that have it as top-1
-    side         how far it lies from the gallery towards the references
+    bias         the mean of the item's 16 best scores with the past queries
+    neighbors    the bias, compared with items whose neighbors in the gallery are as close
+    topics       number of topics of past queries that have the item in the top ten of a query
+    firsts       number of past queries whose top-1 is the item
+    blends       number of blends of two past queries whose top-1 is the item
+    side         how far the item lies from the gallery toward the past queries
 
-`Expected` learns what is usual from a part of a gallery, the *landmarks*. It then measures items of
-the gallery (`scan`) or new ones (`screen`). Each signal becomes a robust z, and their sum is an
-item's score. A budget limits the number of alerts. Near-duplicates share one count, so a hub can't
-hide among its own copies. Zeros, constants and unusual norms are always reported.
+`Expected` measures typical values on a sample of a gallery, the *landmarks*. Items of the gallery
+(`scan`) or new items (`screen`) are compared with them. Each signal becomes a robust z, and their
+sum is an item's score. A budget limits the number of alerts. Near-duplicates share one count, so a
+hub can't hide among its own copies. Zeros, constants and unusual norms are always reported.
 """
 
 import json
@@ -45,30 +45,30 @@ Verdict = Literal["fine", "watch", "remove"]
 Budget: TypeAlias = str | float | int
 
 _REASONS = {
-    "bias": "its scores with the references are {z:.1f} spreads above the median item's",
-    "neighbors": "its scores with the references are {z:.1f} spreads above those of items with as "
-    "close neighbors",
-    "topics": "{n:,} of {of} topics retrieve it; {usual} for a typical item",
-    "firsts": "{n:,} of {of:,} past queries have it as top-1; {usual} for a typical item",
-    "blends": "{n:,} of {of:,} blends of past queries have it as top-1; {usual} for a typical item",
-    "side": "it is {z:.1f} standard deviations closer to the queries than other items",
+    "bias": "its scores with past queries are {z:.1f} spreads above the median item's",
+    "neighbors": "its scores with past queries are {z:.1f} spreads above those of items with "
+    "equally close neighbors",
+    "topics": "{n:,} of {of} topics retrieve it (a typical item: {usual})",
+    "firsts": "it is top-1 for {n:,} of {of:,} past queries (a typical item: {usual})",
+    "blends": "it is top-1 for {n:,} of {of:,} blends of past queries (a typical item: {usual})",
+    "side": "it is {z:.1f} standard deviations closer to past queries than other items",
 }
 SIGNALS = tuple(_REASONS)
 DEFAULT_BUDGET = "0.2%"
-# A share of a small gallery may be less than one alert, so this many are always allowed.
+# A share always allows this many alerts, because in a small gallery it may be less than one.
 LEAST_ALERTS = 5
-# Sums of six robust z; docs/outliers.md has what clean and adversarial items reach.
+# Limits of the sum of six robust z; docs/outliers.md has sums of clean and adversarial items.
 WATCH, REMOVE = 10.0, 17.0
-# The z from which a signal is a reason of its own.
+# Signals with at least this z are listed as reasons.
 _NOTABLE = 3.0
-# Norms this close to 1 are unit norms that were rounded.
+# Norms this close to 1 are rounded unit norms.
 _UNIT = 5e-3
-# Share of the rows with unit norms from which the others are faults.
+# If this share of the rows has unit norms, other norms are faults.
 _MOSTLY = 0.9
-# A norm this many times larger or smaller than the median is odd, if norms vary at all.
+# If norms vary, a norm this many times larger or smaller than the median is a fault.
 _ODD_NORM = 4.0
 
-# The numbers of an item. `leader` is the landmark that it is a copy of, or is itself, else −1.
+# Measurements of an item. `leader` is the landmark that it equals or copies, or −1.
 _NUMBERS = ("bias", "density", "topics", "firsts", "blends", "side", "leader")
 _COUNTS = ("topics", "firsts", "blends")
 # These limit the work for any size of gallery and bank. docs/outliers.md was measured with them.
@@ -77,7 +77,7 @@ _N_BLENDS = 4096
 # Weight of the second reference of a blend.
 _BLEND = 0.5
 _REFERENCE_K = 16
-# Places that count as retrieved; one is too few to see topics in a bank of some thousands.
+# Top hits that count as retrieved. With one, a few thousand past queries don't show topics.
 _PLACES = 10
 _N_NEIGHBORS = 10
 # Items this close, as a cosine, are copies of each other.
@@ -87,9 +87,9 @@ _MOST_TOPICS = 64
 _STRIP_ROWS = 256
 _N_FOLDS = 5
 _SHRINKAGE = 0.1
-# Products of other sizes differ in the last bits.
+# Products of blocks of different sizes differ in the last bits.
 _ROUNDING = 1e-6
-# Fewer items or references have no spread to judge by.
+# Fewer items or references are too few to estimate a spread.
 _FEWEST = 8
 # z is limited to this range, so one signal alone can't outweigh all others.
 _LEAST_Z, _LARGEST_Z = -3.0, 1000.0
@@ -97,7 +97,7 @@ _LEAST_Z, _LARGEST_Z = -3.0, 1000.0
 
 @dataclass(frozen=True)
 class Outlier(Record):
-    """One item that is not fine; rows that are broken have no score and no signals."""
+    """An item to watch or to remove; broken rows have no score and no signals."""
 
     item: int
     id: Any  # the row if items have no ids
@@ -109,7 +109,7 @@ class Outlier(Record):
 
 @dataclass(frozen=True, eq=False)
 class Scan(Record):
-    """The results for items; the outliers come with the worst first, broken rows before all."""
+    """The result of a scan; its outliers are sorted: broken rows first, then the worst items."""
 
     _rows = "outliers"
 
@@ -127,7 +127,7 @@ class Scan(Record):
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """The verdict on every item."""
+        """The verdict of every item."""
         found: list[Verdict] = ["fine"] * self.n_items
         for outlier in self.outliers:
             found[outlier.item] = outlier.verdict
@@ -140,7 +140,7 @@ class Scan(Record):
 
     @property
     def kept(self) -> IntArray:
-        """The rows of all items that are not to be removed."""
+        """The rows of all items except those to remove."""
         return np.flatnonzero([verdict != "remove" for verdict in self.verdicts])
 
     def count(self, verdict: Verdict) -> int:
@@ -148,7 +148,7 @@ class Scan(Record):
         return self.verdicts.count(verdict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return counts and outliers, ready for JSON; items that are fine are not listed."""
+        """Return counts and outliers, ready for JSON; fine items aren't listed."""
         counts = {verdict: self.count(verdict) for verdict in ("fine", "watch", "remove")}
         return super().to_dict() | counts
 
@@ -156,7 +156,7 @@ class Scan(Record):
         """Write the ids of `to_remove`: a JSON list, or text with one per line."""
         path, ids = Path(path), self.to_remove
         if path.suffix not in (".txt", ".json"):
-            raise NNNormError(f"a list of items must end in .txt or .json; got {path}")
+            raise NNNormError(f"the file of ids must end in .txt or .json; got {path}")
         text = json.dumps(ids, ensure_ascii=False) + "\n"
         if path.suffix == ".txt":
             if broken := [one for one in map(str, ids) if one.strip().splitlines() != [one]]:
@@ -182,7 +182,7 @@ def scan(
     Parameters
     ----------
     gallery : array or path, shape (n_gallery, dim)
-        The items that are searched. Rows of zeros or NaN are reported, not rejected.
+        The items to check. Rows of zeros or NaN are reported, not rejected.
     references : Bank, array or path, shape (n_references, dim)
         Past queries.
     corrector : Corrector or path, optional
@@ -190,10 +190,10 @@ def scan(
     ids : sequence of int or of str, optional
         One per item.
     budget : str, float or int
-        The largest number of alerts: ``"0.2%"`` or 0.002 of the items (at least five), or a whole
+        The maximum number of alerts: ``"0.2%"`` or 0.002 of the items (at least five), or a whole
         number. Corrupt rows don't count.
     normalize : bool, optional
-        As in `open_embeddings`.
+        True divides every row by its norm; see `open_embeddings`. Not with a corrector.
     seed : int
         Random seed of samples, topics and blends.
     memory_budget : int
@@ -218,6 +218,8 @@ def scan(
     if (references is None) == (corrector is None):
         got = "neither" if corrector is None else "both"
         raise NNNormError(f"scan needs references (past queries) or a corrector; got {got}")
+    if corrector is not None and normalize is not None:
+        raise NNNormError("a corrector sets the normalization; leave out normalize (--normalize)")
     if corrector is None:
         items = embeddings.open_valid(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
@@ -228,11 +230,11 @@ def scan(
         items, bank = loaded.open_valid(gallery, "gallery"), loaded.bank
     alerts = count_alerts(budget, items.n_rows)
     faults = _find_odd_norms(items.embeddings)
-    # Rows with unusual norms would change what is usual.
-    honest = np.setdiff1d(np.arange(len(items.embeddings)), list(faults))
-    landmarks = items.embeddings.subset(honest) if faults else items.embeddings
+    # Rows with faults would distort the typical values.
+    sound = np.setdiff1d(np.arange(len(items.embeddings)), list(faults))
+    landmarks = items.embeddings.subset(sound) if faults else items.embeddings
     expected = Expected(landmarks, bank, seed, memory_budget=memory_budget, progress=progress)
-    return _judge(expected, items, faults, ids, alerts)
+    return _compare(expected, items, faults, ids, alerts)
 
 
 def screen(
@@ -249,11 +251,11 @@ def screen(
     faults = _find_odd_norms(rows.embeddings, unit=unit, norms=corrector.item_norms)
     sample = corrector.sample.astype(np.float32)
     known = embeddings.open_embeddings(sample, name="items", normalize=corrector.normalize)
-    return _judge(Expected(known, corrector.bank, progress=progress), rows, faults, ids, None)
+    return _compare(Expected(known, corrector.bank, progress=progress), rows, faults, ids, None)
 
 
 def count_alerts(budget: Budget, n_items: int) -> int:
-    """Count the alerts that a budget ("0.2%", 0.002 or 20) allows; a share, five at least."""
+    """Return the number of alerts of a budget ("0.2%", 0.002 or 20); at least five for a share."""
     text = str(budget).strip()
     is_percent = text.endswith("%")
     try:
@@ -274,7 +276,7 @@ def count_alerts(budget: Budget, n_items: int) -> int:
 def _find_odd_norms(
     items: Embeddings, *, unit: bool | None = None, norms: tuple[float, float] | None = None
 ) -> dict[int, str]:
-    """Constant rows, norms unlike all others, and other norms among unit ones: faults by row."""
+    """Return the faults of rows: constant rows, and norms that differ from the others."""
     lengths, faults = np.empty(len(items)), {}
     for start, block in items.blocks():
         lengths[start : start + len(block)] = np.linalg.norm(block, axis=1)
@@ -292,10 +294,10 @@ def _find_odd_norms(
     return faults | found
 
 
-def _judge(
+def _compare(
     expected: "Expected", valid: ValidRows, faults: Mapping[int, str], ids: Any, budget: int | None
 ) -> Scan:
-    """Give every item a verdict; `faults` are those of the rows of `valid`."""
+    """Compare items with what is expected; `faults` has the rows of `valid.embeddings`."""
     n_items = valid.n_rows
     names = check_ids(ids, n_items, name=valid.embeddings.name) if ids is not None else valid.ids
     numbers = expected.measure(valid.embeddings.rows, len(valid.embeddings))
@@ -325,7 +327,7 @@ def _judge(
 
 
 class Expected:
-    """What is usual for items of a gallery, from past queries; created once, used for any items."""
+    """Typical measurements of the items of a gallery, which other items are compared with."""
 
     def __init__(
         self, landmarks: Embeddings, references: Embeddings, seed: int = 0, **run: Any
@@ -352,7 +354,7 @@ class Expected:
         self._progress: Progress | None = run.get("progress")
 
         def find_best(queries: FloatArray, k: int) -> FloatArray:
-            """The scores of the best landmarks of every query."""
+            """Return the scores of the best landmarks of every query."""
             best = search(queries, items, k=min(k, len(items)), normalize=False, **run).scores
             return np.asarray(best - _ROUNDING * np.abs(best), dtype=np.float32)
 
@@ -365,7 +367,7 @@ class Expected:
         self._usual = {n: _usual(values) for n, values in self._raw(self._of_landmarks).items()}
 
     def compare(self, numbers: Mapping[str, DoubleArray]) -> dict[str, DoubleArray]:
-        """Turn numbers into robust z, by signal."""
+        """Convert measurements to a robust z per signal."""
         found = {}
         for name, values in self._raw(numbers).items():
             median, spread = self._usual[name]
@@ -376,7 +378,7 @@ class Expected:
     def explain(
         self, numbers: Mapping[str, DoubleArray], place: int, z: Mapping[str, float]
     ) -> tuple[str, ...]:
-        """The signals of an item in words, strongest first: those that are notable, or one."""
+        """Describe the notable signals of an item, or else its strongest one, strongest first."""
         sizes = len(self._topic_starts), self.n_references, len(self._blends)
         total = dict(zip(_COUNTS, sizes, strict=True))
         ordered = sorted(SIGNALS, key=lambda name: -z[name])
@@ -390,11 +392,11 @@ class Expected:
         leader = numbers["leader"]
         n_copies = int((leader == leader[place]).sum())
         if leader[place] >= 0 and n_copies > 1:
-            reasons.append(f"it is one of {n_copies:,} near copies")
+            reasons.append(f"it is one of {n_copies:,} near-duplicates")
         return tuple(reasons)
 
     def _raw(self, numbers: Mapping[str, DoubleArray]) -> dict[str, DoubleArray]:
-        """The numbers on scales on which honest items are about evenly spread."""
+        """Return the measurements, rescaled so that those of typical items spread evenly."""
         return {
             "bias": numbers["bias"],
             "neighbors": numbers["bias"] - self._line[0] - self._line[1] * numbers["density"],
@@ -437,12 +439,12 @@ class Expected:
         return numbers
 
     def _neighbors(self, units: FloatArray) -> tuple[DoubleArray, IntArray]:
-        """Mean cosine with the nearest other landmarks, and the landmark an item is or copies."""
+        """Return the mean cosine with the nearest other landmarks, and the leader of each row."""
         k = min(_N_NEIGHBORS + 1, len(self._units))
         cosines = units @ self._units.T
         places = np.argpartition(cosines, len(self._units) - k, axis=1)[:, -k:]
         best = np.take_along_axis(cosines, places, axis=1)
-        # Copies are left out: they would make a place look dense.
+        # Copies are left out, because they would inflate the density.
         is_other = best <= _COPY
         n_others = is_other.sum(axis=1)
         sums = np.where(is_other, best, 0).sum(axis=1, dtype=np.float64)
@@ -467,7 +469,7 @@ class _Sides:
         self._spreads = np.where(spreads > 0, spreads, 1.0)
 
     def project(self, rows: FloatArray, leader: IntArray) -> DoubleArray:
-        """How far rows lie towards the references, in spreads of the landmarks."""
+        """Return how far rows lie toward the references, in spreads of the landmarks."""
         scores = (rows @ self._directions - self._medians) / self._spreads
         fold = np.where(leader >= 0, self._fold_of[leader], 0)
         own = np.take_along_axis(scores, fold[:, None], axis=1)[:, 0]
@@ -483,7 +485,7 @@ def _discriminant(items: FloatArray, references: FloatArray) -> DoubleArray:
 
 
 def _usual(values: DoubleArray) -> tuple[float, float]:
-    """Median and spread of the upper half; counts have a heavy upper tail."""
+    """Return the median and the spread of the upper half; counts have a heavy upper tail."""
     median, high = np.quantile(values, [0.5, 0.9])
     spread = max(1.4826 * float(np.median(np.abs(values - median))), (high - median) / 1.2816)
     if spread == 0:
@@ -492,7 +494,7 @@ def _usual(values: DoubleArray) -> tuple[float, float]:
 
 
 def _first_of_copies(rows: FloatArray) -> npt.NDArray[np.bool_]:
-    """Whether no earlier row is a near copy; all rows if too few would be left."""
+    """Return which rows aren't copies of earlier ones; all rows if too few would be left."""
     units = as_units(rows)
     is_first = np.ones(len(rows), dtype=bool)
     for start in range(0, len(rows), _STRIP_ROWS):
@@ -503,7 +505,7 @@ def _first_of_copies(rows: FloatArray) -> npt.NDArray[np.bool_]:
 
 
 def _find_topics(rows: FloatArray, rng: np.random.Generator) -> IntArray:
-    """The topic of each reference, by eight rounds of spherical k-means."""
+    """Return the topic of each reference, from eight rounds of spherical k-means."""
     units = as_units(rows)
     n_topics = max(2, min(_MOST_TOPICS, len(units) // 10))
     centers = units[rng.permutation(len(units))[:n_topics]]
@@ -516,7 +518,7 @@ def _find_topics(rows: FloatArray, rng: np.random.Generator) -> IntArray:
 
 
 def _blend(rows: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """References, each with half of another one added, of the norm of the first."""
+    """Return each reference plus half of another one, scaled to the norm of the first."""
     rounds = [rng.permutation(len(rows)) for _ in range(-(-_N_BLENDS // len(rows)))]
     first = np.concatenate(rounds)[:_N_BLENDS]
     second = (first + rng.integers(1, len(rows), size=len(first))) % len(rows)
@@ -528,7 +530,7 @@ def _blend(rows: FloatArray, rng: np.random.Generator) -> FloatArray:
 
 
 def _fit_line(x: DoubleArray, y: DoubleArray) -> DoubleArray:
-    """Intercept and slope by least squares, without the rows that are far from the line."""
+    """Return intercept and slope by least squares, without rows far from the line."""
     columns = np.stack([np.ones(len(x)), x], axis=1)
     used = np.ones(len(x), dtype=bool)
     line: DoubleArray = np.zeros(2)

@@ -1,9 +1,9 @@
 """`Record`, the base of all results, and `Interval`: clustered, paired bootstrap intervals.
 
-Captions of one image are not independent, so whole clusters are drawn, and two corrections are
-compared on the same draws: the interval is of the mean difference per query. Clusters that add the
-same (five captions can only give 0 to 5 hits) are drawn together by one multinomial, which is the
-same distribution and takes milliseconds instead of minutes.
+Captions of one image aren't independent, so whole clusters are resampled. Two corrections are
+compared on the same resamples: the interval is that of the mean difference per query. Clusters with
+equal sums (five captions have 0 to 5 hits) are drawn together, by one multinomial. The distribution
+is the same, and it takes milliseconds instead of minutes.
 """
 
 from collections.abc import Mapping
@@ -23,22 +23,22 @@ _N_FOLDS = 5
 
 
 class Record:
-    """A result, made a dataclass below; fields that aren't shown (``repr=False``) are left out."""
+    """Base class of results, which are dataclasses; fields with ``repr=False`` aren't exported."""
 
-    # The field with the rows of the table; without one, a result is a single row.
+    # The field with the rows of the table; if empty, the result is one row.
     _rows: ClassVar[str] = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures by name, ready for JSON."""
+        """Return all fields by name, ready for JSON."""
         parts = fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
         return {part.name: _plain(getattr(self, part.name)) for part in parts if part.repr}
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the same text as `print`."""
+        """Return the text of `print`, for notebooks."""
         return f"<pre>{escape(str(self))}</pre>"
 
     def to_pandas(self) -> Any:
-        """Return the same as a `pandas.DataFrame`; figures within others are called ``a.b``."""
+        """Return the result as a `pandas.DataFrame`; nested fields are named ``a.b``."""
         found = self.to_dict()
         return require("pandas", "pandas").json_normalize(found.get(self._rows, found))
 
@@ -68,8 +68,8 @@ class Interval(Record):
         return self.low <= 0 <= self.high
 
     def show(self, digits: int = 2, scale: float = 100, *, sign: str = "+") -> str:
-        """Write the mean and its interval, in points: ``+1.08 [0.40, 1.76]``."""
-        # Adding 0 makes the −0.00 of a sum's last bits 0.00.
+        """Return the mean and its interval in points: ``+1.08 [0.40, 1.76]``."""
+        # Adding 0 turns −0.00 into 0.00.
         ends = self.mean, self.low, self.high
         mean, low, high = (round(scale * end, digits) + 0.0 for end in ends)
         text = f"{mean:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
@@ -83,7 +83,7 @@ def interval_of_mean(
     n_resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Compute the interval of the mean over queries; those with the same cluster stay together."""
+    """Compute the interval of the mean over queries; queries of a cluster stay together."""
     per_query = np.asarray(values, dtype=np.float64)
     low, high = np.percentile(_resample(per_query, clusters, n_resamples, seed), [2.5, 97.5])
     return Interval(float(per_query.mean()), float(low), float(high))
@@ -119,12 +119,12 @@ def is_near(best: npt.ArrayLike, other: npt.ArrayLike, clusters: npt.NDArray[Any
     deviations = np.bincount(members, weights=difference - mean)
     n_clusters = len(deviations)
     error = np.sqrt((deviations**2).sum() * n_clusters / max(1, n_clusters - 1)) / len(difference)
-    # If one cluster alone differs, both are equal: rounding may not decide that.
+    # If only one cluster differs, mean and error are equal, whatever the rounding.
     return bool(mean <= error * (1 + 1e-6))
 
 
 def split_folds(clusters: npt.NDArray[Any], *, seed: int = 0) -> npt.NDArray[np.int64]:
-    """Assign every query to one of five folds, at random; those of one cluster stay together."""
+    """Assign each query to one of five folds at random; queries of a cluster stay together."""
     labels, members = np.unique(clusters, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(labels))
     fold_of_label = np.empty(len(labels), dtype=np.int64)
@@ -135,7 +135,7 @@ def split_folds(clusters: npt.NDArray[Any], *, seed: int = 0) -> npt.NDArray[np.
 def _resample(
     values: FloatArray, clusters: npt.ArrayLike | None, n_resamples: int, seed: int
 ) -> FloatArray:
-    """Means of resampled queries, shape ``(n_resamples,)``."""
+    """Return the means of resampled queries, shape ``(n_resamples,)``."""
     numbers = np.arange(len(values)) if clusters is None else np.asarray(clusters)
     if values.ndim != 1 or numbers.shape != values.shape or not np.isfinite(values).all():
         raise NNNormError(

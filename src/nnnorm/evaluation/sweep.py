@@ -1,17 +1,17 @@
-"""Whole grids from one pass over each bank and one product of queries and gallery.
+"""Evaluate whole grids with one pass over each bank and one product of queries and gallery.
 
-An item's 512 best reference scores, sorted, give every ``m_k`` by prefix means, and a bias is
-linear in α; the log-mean-exps of every β come from the same pass. A `Setting` applies the formula
-of its method when its correction is asked for, so a grid of hundreds costs a few vectors.
+The prefix means of an item's 512 best reference scores are its ``m_k`` for every k, and a bias is
+linear in α. The log-mean-exps of every β come from the same pass. A `Setting` computes its
+correction only when it is used, so hundreds of settings need the memory of a few vectors.
 
-R@1 of all of them comes from one product. For a query, item j can only matter if it may win under
-some correction. With ``lower`` and ``upper`` the least and greatest correction of each item (each
-correction first centered, since a constant changes no ranking), item j stays below
-``s_j − lower_j``, and some wrong item always reaches ``U = max_j (s_j − upper_j)``. So an item that
-stays below U, or below the worst score of the right item, drops out at once, and a query whose U
-exceeds the best score of its right item is lost everywhere. The few remaining pairs are compared
-under every correction in the same float32 arithmetic that a search uses, so each cell equals its
-own evaluation.
+One product gives the R@1 of all settings. For a query, item j only matters if some correction can
+make it top-1. Center each correction (a constant changes no ranking), and let ``lower`` and
+``upper`` be the least and the greatest correction of each item. Then item j never scores more than
+``s_j − lower_j``, and some wrong item always scores at least ``U = max_j (s_j − upper_j)``. Items
+that stay below U, or below the worst score of the right item, are skipped. A query is a miss under
+every correction if U exceeds the best score of its right item. The few remaining pairs are compared
+under every correction in the float32 arithmetic of a search, so each cell equals its own
+evaluation.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from nnnorm.methods.groups import offsets_of
 from nnnorm.ranking import iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 
-# Returns what is taken from every score, shape (n_gallery,), float32; called again when needed.
+# Returns the correction to subtract, shape (n_gallery,), float32. May be called several times.
 Correction: TypeAlias = Callable[[], FloatArray]
 # The mean of each correction, and each item's least and greatest centered correction.
 Bounds: TypeAlias = tuple[npt.NDArray[np.float64], FloatArray, FloatArray]
@@ -68,7 +68,7 @@ class Setting:
         return correction
 
     def bias(self) -> Bias:
-        """The bias of this setting."""
+        """Return the bias of this setting."""
         if self.statistics.groups is not None:
             self.statistics.groups.between = self.between
         return self.method.make_bias(self.statistics)
@@ -83,11 +83,11 @@ def make_settings(
     grids: Mapping[str, Grid] | None = None,
     **options: Any,
 ) -> list[Setting]:
-    """Create the grids of some methods, and scan the banks once for all of them."""
+    """Create the settings of some methods, and scan the banks once for all of them."""
     grids = grids or {}
     if unknown := [name for name in grids if name not in methods]:
         raise NNNormError(
-            f"grids has {unknown[0]}, which isn't among the methods ({', '.join(methods)})"
+            f"grids has {unknown[0]}, which isn't among the methods ({', '.join(methods)}); add it"
         )
     statistics = Statistics(gallery, references, gallery_references, **options)
     cells: dict[Method, Mapping[str, Any]] = {}
@@ -104,12 +104,12 @@ def make_settings(
 def _cells(
     name: MethodName, grid: Grid | None, statistics: Statistics
 ) -> Iterator[tuple[Method, dict[str, Any]]]:
-    """The method and parameters of every cell; the default grid leaves out k beyond the bank."""
+    """Yield the method and parameters of each cell; a default grid skips too large settings."""
     for params in _list_params(name, find_method(name)[1].grid if grid is None else grid):
         method = make_method(name, **params)
         if method.is_automatic:
             raise NNNormError("the grid of nnn needs numbers for reference_k and alpha, not auto")
-        if params.get("gate") == "safe":  # no sweep can share its partly open queries
+        if params.get("gate") == "safe":  # its gate can't share a sweep
             raise NNNormError("dualdis is tuned in its published form only; leave out gate 'safe'")
         reference_k = getattr(method, "reference_k", 0)
         if reference_k <= statistics.n_references:
@@ -119,7 +119,7 @@ def _cells(
 
 
 def _list_params(name: MethodName, grid: Grid) -> Iterator[dict[str, Any]]:
-    """The parameters of every cell, once each part of the grid has lists for the same ones."""
+    """Yield the parameters of every cell, after checking the grid."""
     parts = [grid] if isinstance(grid, Mapping) else list(grid)
     if not parts or (not all(parts) and find_method(name)[1].grid):
         raise NNNormError(f"the grid of {name} is empty; pass at least one value per parameter")
@@ -128,7 +128,7 @@ def _list_params(name: MethodName, grid: Grid) -> Iterator[dict[str, Any]]:
         if not is_same or any(np.ndim(v) != 1 or not len(v) for v in axes.values()):
             raise NNNormError(
                 f"the grid of {name} must be a dict of parameters to lists of values, or a list of "
-                f"such with the same parameters; got {grid!r}"
+                f"such dicts with the same parameters; got {grid!r}"
             )
         for cell in itertools.product(*(axes[param] for param in parts[0])):
             plain = (value.item() if isinstance(value, np.generic) else value for value in cell)
@@ -146,17 +146,17 @@ def sweep_hits(
     *,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
-    look: Callable[[int, FloatArray], None] | None = None,
+    visit: Callable[[int, FloatArray], None] | None = None,
 ) -> FloatArray:
-    """Find whether the right item of each query is top-1, under every correction."""
+    """Return whether each query's right item is top-1, under every correction."""
     hits = np.empty((len(corrections), len(queries)), dtype=np.float32)
     if 4 * len(corrections) * len(gallery) <= memory_budget // 4:
         corrections = [partial(np.asarray, correction()) for correction in corrections]
     bounds = _bounds(corrections, len(gallery))
     run: dict[str, Any] = {"memory_budget": memory_budget // 2, "progress": progress}
     for start, scores in iterate_scores(queries, gallery, **run):
-        if look is not None:
-            look(start, scores)
+        if visit is not None:
+            visit(start, scores)
 
         def count(rows: slice, start: int = start, scores: FloatArray = scores) -> None:
             first = start + rows.start
@@ -168,7 +168,7 @@ def sweep_hits(
 
 
 def _bounds(corrections: Sequence[Correction], n_gallery: int) -> Bounds:
-    """Mean of each correction, and each item's least and greatest centered correction."""
+    """Return each correction's mean, and each item's least and greatest centered correction."""
     means = np.empty(len(corrections))
     lower = np.full(n_gallery, np.inf, dtype=np.float32)
     upper = np.full(n_gallery, -np.inf, dtype=np.float32)
@@ -180,7 +180,7 @@ def _bounds(corrections: Sequence[Correction], n_gallery: int) -> Bounds:
         centered = values - np.float32(means[number])
         np.minimum(lower, centered, out=lower)
         np.maximum(upper, centered, out=upper)
-    # Room for the rounding of centering, so that no pair is lost to it.
+    # Slack for rounding, so no pair is lost.
     slack = np.float32(4e-6 * largest)
     return means, lower - slack, upper + slack
 
@@ -188,7 +188,7 @@ def _bounds(corrections: Sequence[Correction], n_gallery: int) -> Bounds:
 def _strip_hits(
     scores: FloatArray, truth: Truth, start: int, corrections: Sequence[Correction], bounds: Bounds
 ) -> FloatArray:
-    """Hits of a strip of queries under every correction, shape ``(n_corrections, n_strip)``."""
+    """Return the hits of some queries under every correction, ``(n_corrections, n_strip)``."""
     means, lower, upper = bounds
     first, last = truth.starts[start], truth.starts[start + len(scores)]
     items, rows = truth.items[first:last], truth.queries[first:last] - start
@@ -199,7 +199,7 @@ def _strip_hits(
     for row, correction in zip(best, corrections, strict=True):
         row[:] = np.maximum.reduceat(right - correction()[items], starts)
     centered = best + means[:, None].astype(np.float32)
-    # The wrong items that may be first under some correction.
+    # The wrong items that may be top-1 under some correction.
     slack = 4e-6 * np.maximum(1, np.abs(scores).max(axis=1))
     bound = scores - upper
     bound[rows, items] = -np.inf
@@ -218,7 +218,7 @@ def _strip_hits(
         wrong = pair_scores - offset[pair_items]
         tied = pair_rows[wrong == own[pair_rows]]
         if len(tied):
-            # A tie for top-1 is won as often as a draw among the tied would be.
+            # A tie for top-1 counts as a random draw among the tied items.
             n_wrong = np.bincount(tied, minlength=len(own))
             is_best = right - offset[items] == own[rows]
             n_right = np.bincount(rows[is_best], minlength=len(own))

@@ -1,4 +1,4 @@
-"""TREC's run files and qrels, and BEIR's: rankings and right items by the ids of both sides.
+"""Run files and qrels of TREC and BEIR: rankings and right items, by ids.
 
 A run has a line ``query Q0 document rank score tag`` per hit, qrels have ``query 0 document grade``
 or, as BEIR writes them, ``query<TAB>document<TAB>grade`` with a header. Documents of grade 1 and
@@ -34,9 +34,9 @@ def write_run(
     ----------
     path : str or PathLike
     ranking : Ranking
-        Documents go by its `parents`, by its `ids`, or by their row numbers if it has neither.
+        Documents are named by its `parents`, else by its `ids`, else by row numbers.
     query_ids : array of int or str, shape (n_queries,), optional
-        By default the queries are numbered from 0.
+        By default, queries are numbered from 0.
     tag : str
         The name of the search, in the last column.
 
@@ -58,7 +58,7 @@ def write_run(
     (word,) = _check_words([tag], "the tag")
     lines = []
     for query, row, scores in zip(queries, names, ranking.scores, strict=True):
-        is_hit = scores > -np.inf  # the others are places without an item
+        is_hit = scores > -np.inf  # other ranks have no item
         hits = zip(_check_words(row[is_hit], "ids"), scores[is_hit], strict=True)
         for rank, (item, score) in enumerate(hits, start=1):
             lines.append(f"{query} Q0 {item} {rank} {score:.9g} {word}\n")
@@ -68,15 +68,14 @@ def write_run(
 def read_run(path: PathLike, *, query_ids: npt.ArrayLike, ids: npt.ArrayLike) -> Ranking:
     r"""Read a run file of any system, for `evaluate_ranking`.
 
-    Hits are sorted by score, and ties by document id in reverse, as in trec_eval, which also
-    ignores ranks. Queries without a hit, and shorter lists, are filled with
-    index -1.
+    As in trec_eval, hits are sorted by score and ties by document id in reverse, and the ranks in
+    the file are ignored. Missing hits have the index -1.
 
     Parameters
     ----------
     path : str or PathLike
     query_ids : array of int or str, shape (n_queries,)
-        The rows of the ranking; other queries of the file are left out.
+        The queries of the ranking, one per row; other queries of the file are ignored.
     ids : array of int or str, shape (n_gallery,)
 
     Returns
@@ -99,7 +98,7 @@ def read_run(path: PathLike, *, query_ids: npt.ArrayLike, ids: npt.ArrayLike) ->
         if query not in found:
             continue
         if item not in places:
-            raise NNNormError(f"{where} names the document {item!r}, which isn't among the ids")
+            raise NNNormError(f"{where} has the document {item!r}, which isn't among the ids")
         _add(found[query], item, score, where)
     depth = max(map(len, found.values()), default=0)
     if depth == 0:
@@ -155,7 +154,7 @@ def write_qrels(
     ----------
     path : str or PathLike
     truth : array, list or Truth
-        As `evaluate` takes it. Every right item gets its grade, or 1.
+        See `open_truth`. A right item without a grade gets 1.
     query_ids, ids : array of int or str, shapes (n_queries,) and (n_gallery,)
 
     Examples
@@ -182,7 +181,7 @@ def truth_of_qrels(
 ) -> tuple[IntArray, Truth]:
     """Return the rows of the queries that have a right item, and the truth of those queries.
 
-    A warning counts the queries and right documents that are left out.
+    Queries and right documents without an id are left out, with a warning.
 
     Examples
     --------
@@ -218,15 +217,15 @@ def truth_of_qrels(
     known = (some for query, some in right.items() if query in row_of)
     if n_missing := sum(item not in places for some in known for item in some):
         warn(
-            f"{n_missing:,} right documents of the qrels aren't in the gallery; left out, but "
-            "other tools count them as not found"
+            f"{n_missing:,} right documents of the qrels aren't in the gallery; they are left out, "
+            "but other tools count them as not found"
         )
     truth = make_truth(queries.ravel(), items, len(rows), len(places), grades)
     return rows, truth
 
 
 def _read_cells(path: PathLike, expected: str) -> Iterator[tuple[str, list[str]]]:
-    """The cells of each line; BEIR's qrels have tabs and a header, all others spaces."""
+    """Yield the cells of each line; BEIR's qrels have tabs and a header, others have spaces."""
     lines = read_lines(path)
     is_beir = expected == _QRELS and lines[0].count("\t") == 2
     n_cells = 3 if is_beir else len(expected.split())
@@ -236,9 +235,9 @@ def _read_cells(path: PathLike, expected: str) -> Iterator[tuple[str, list[str]]
         cells = [cell.strip() for cell in line.split("\t")] if is_beir else line.split()
         if len(cells) != n_cells:
             shown = "query, document and grade between tabs" if is_beir else expected
-            raise NNNormError(
-                f"{path}: line {number} has {len(cells)} cells; expected {n_cells}: {shown}"
-            )
+            kind = "qrels" if expected == _QRELS else "run"
+            problem = f"{path}: line {number} of a {kind} file must have {n_cells} cells: {shown}"
+            raise NNNormError(f"{problem}; got {len(cells)}")
         yield f"{path}: line {number}", cells
 
 
@@ -259,10 +258,10 @@ def _places(ids: npt.ArrayLike, name: str) -> dict[str, int]:
 
 
 def _check_words(ids: Iterable[Any], name: str) -> list[str]:
-    """Ids as text; one with a space would be two columns."""
+    """Return ids as text, or raise an error if one is empty or has a space."""
     words = [str(own) for own in ids]
     if broken := [word for word in words if word.split() != [word]]:
         raise NNNormError(
-            f"{name} of a TREC file can't hold spaces or be empty; got {broken[0]!r}: rename them"
+            f"{name} of a TREC file can't be empty or have spaces; got {broken[0]!r}: rename them"
         )
     return words

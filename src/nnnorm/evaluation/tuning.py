@@ -1,13 +1,13 @@
 """Choose a method and its settings on labeled queries, with whole grids in one pass.
 
-A `Trial` scans each bank once, multiplies queries and gallery once, and reads the R@1 of every
-cell from that. "No correction" is always among the cells. Two ways to choose are always reported:
-the maximum (the paper's way), and the one-standard-error rule, which does not chase noise: of all
-cells within one paired standard error of the best it takes the most usual one (for NNN the nearest
-to what its automatic rule chooses for this very bank; for other methods the one in the middle of
-those cells), and "no correction" if that beats every cell. What a choice is worth on queries that
-it was not made on is measured by cross-fitting: each fifth of the queries gets the setting that the
-others choose.
+A `Trial` scans each bank once, multiplies queries and gallery once, and computes the R@1 of every
+cell from that. "No correction" is always among the cells. The choices of two rules are reported.
+The maximum is the paper's rule. The one-standard-error rule is less sensitive to noise: of all
+cells within one paired standard error of the best, it chooses the most typical one, or "no
+correction" if that beats every cell. For NNN, the most typical cell is the one nearest to the
+automatic settings for this bank; for other methods, it is in the middle of these cells.
+Cross-fitting measures what a choice is worth on other queries: each fifth of the queries gets the
+setting chosen on the others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,16 +34,16 @@ from nnnorm.methods.groups import Groups
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 Select = Literal["one-standard-error", "max"]
-# Weights of the differences between groups, the usual one first.
+# Weights of the differences between groups, the default first.
 _BETWEEN = (1.0, 0.75, 1.25, 0.5, 1.5, 0.25, 0.0)
-# Weights of a popularity for cosines: on Flickr8k 0.05 was the best of these under Zipf's traffic,
-# and 0.12 too much. They are multiplied by the product of the norms of queries and items.
+# Weights of a popularity, for cosines. On Flickr8k with Zipf-distributed traffic, 0.05 was best and
+# 0.12 too large. They are multiplied by the norms of queries and items.
 _WEIGHTS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12)
 
 
 @dataclass(frozen=True)
 class Cell(Record):
-    """One setting and its recall on the tuning queries; R@5 and R@10 of the best cells only."""
+    """One setting and its recall on the tuning queries; only some cells have R@5 and R@10."""
 
     method: MethodName
     params: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Cell(Record):
     recall_at_10: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON, without what was not measured."""
+        """Return the fields that were measured, ready for JSON."""
         return {name: value for name, value in super().to_dict().items() if value is not None}
 
 
@@ -95,7 +95,7 @@ class Tuning(Record):
 
 
 class Trial:
-    """Every setting of some methods, tried on the same queries; the first is no correction."""
+    """All settings of some methods, measured on the same queries; the first is no correction."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Trial:
         groups: Groups | None = None,
         **options: Any,
     ) -> None:
-        """Try all settings from one pass over each input."""
+        """Measure all settings in one pass over each input."""
         self.queries, self.gallery, self.options = queries, gallery, options
         self.clusters, self.groups = truth.clusters, groups
         if len(np.unique(self.clusters)) < 2:
@@ -124,10 +124,10 @@ class Trial:
         corrections = [setting.correction for setting in unique.values()]
         ranks: list[Any] = []
 
-        def look(start: int, scores: FloatArray) -> None:
+        def count(start: int, scores: FloatArray) -> None:
             ranks.append(count_strip(scores, truth, start))
 
-        swept = sweep_hits(queries, gallery, truth, corrections, look=look, **options)
+        swept = sweep_hits(queries, gallery, truth, corrections, visit=count, **options)
         hits_of = dict(zip(unique, swept, strict=True))
         self.hits = np.stack([hits_of[method] for method in ungated])  # (n_settings, n_queries)
         self.raw = Evaluation.of_strips(truth, ranks, len(gallery))
@@ -174,7 +174,7 @@ class Trial:
         return number if self.groups is None or number == 0 else self._weigh_groups(number, among)
 
     def _weigh_groups(self, number: int, among: npt.NDArray[np.bool_] | slice) -> int:
-        """The same setting with the weight of the groups chosen too, on some queries."""
+        """Choose the weight of the groups too; return the number of the setting with it."""
         if number not in self._variants:
             others = [replace(self.settings[number], between=weight) for weight in _BETWEEN[1:]]
             first = len(self.settings)
@@ -185,7 +185,7 @@ class Trial:
         return rows[_first_near_best(self.hits[rows][:, among], self.clusters[among])]
 
     def cell_of(self, number: int) -> int:
-        """The number of the cell that a setting is a variant of, or its own."""
+        """Return the number of the cell that a setting is a variant of, or its own."""
         return next((cell for cell, rows in self._variants.items() if number in rows), number)
 
     def _sweep(self, corrections: Iterable[Correction]) -> FloatArray:
@@ -194,11 +194,11 @@ class Trial:
         )
 
     def bias(self, number: int) -> Bias:
-        """The bias of a setting."""
+        """Return the bias of a setting."""
         return self.settings[number].bias()
 
     def evaluation(self, number: int) -> Evaluation:
-        """A setting on the queries it was tried on, measured as `evaluate` does, once."""
+        """Evaluate a setting on the tuning queries, as `evaluate` does; results are cached."""
         known = self._evaluations
         if number not in known:
             options: dict[str, Any] = {"truth": self.raw.truth, **self.options}
@@ -206,14 +206,14 @@ class Trial:
         return known[number]
 
     def choose_weight(self, corrections: Iterable[FloatArray]) -> tuple[int, FloatArray]:
-        """The first of some corrections within one paired standard error of the best; all hits."""
+        """Return the first correction within a paired standard error of the best, and all hits."""
         hits = self._sweep(partial(np.asarray, correction) for correction in corrections)
         return _first_near_best(hits, self.clusters), hits
 
     def cross_fit(
         self, select: Select, method: MethodName | None = None, *, seed: int = 0
     ) -> Evaluation:
-        """Each fold of the queries with the setting that the other folds choose."""
+        """Evaluate each fold of the queries with the setting chosen on the other folds."""
         folds = split_folds(self.clusters, seed=seed)
         chosen = [self.choose(select, method, folds != fold) for fold in range(folds.max() + 1)]
         found = [self.evaluation(number) for number in chosen]
@@ -254,7 +254,7 @@ def tune(
     queries : array or path, shape (n_queries, dim)
         Labeled queries, neither among the references nor among those that you report results on.
     truth : array or list
-        The right items, see `open_truth`.
+        The right items; see `open_truth`.
     methods : sequence of str, or "all"
         "all" skips methods that need `gallery_references` if there are none.
     groups : array, shape (n_gallery,), optional
@@ -341,7 +341,7 @@ def tune(
 def check_choice(
     methods: Sequence[MethodName] | Literal["all"], select: str, has_gallery_bank: bool
 ) -> list[MethodName]:
-    """The methods to tune, besides no correction; "all" is what the given banks suffice for."""
+    """Return the methods to tune; "all" skips those that need a bank that isn't given."""
     if select not in ("one-standard-error", "max"):
         raise NNNormError(f"select must be 'one-standard-error' or 'max'; got {select!r}")
     if methods == "all":
@@ -373,7 +373,7 @@ def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[
 def _distances(
     settings: Sequence[Setting], near: Sequence[int], rows: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """Steps of the grid between each near cell and the usual setting: automatic, or the middle."""
+    """Return the grid steps from each near cell to the automatic setting, or to the middle."""
     first = settings[near[0]]
     if isinstance(first.method, NNN):
         usual = NNN().resolve(first.statistics)[0]
@@ -388,7 +388,7 @@ def _distances(
 
 
 def _first_near_best(hits: FloatArray, clusters: npt.NDArray[Any]) -> int:
-    """The first row of hits within one paired standard error of the best."""
+    """Return the first row of hits within one paired standard error of the best."""
     best = hits[int(hits.mean(axis=1, dtype=np.float64).argmax())]
     return next(number for number, row in enumerate(hits) if is_near(best, row, clusters))
 
@@ -399,15 +399,15 @@ def _first_near_best(hits: FloatArray, clusters: npt.NDArray[Any]) -> int:
 def _check_clicks(
     clicks: npt.ArrayLike, n_gallery: int, methods: Sequence[MethodName], *, is_all: bool
 ) -> list[MethodName]:
-    """The methods that a popularity can be added to."""
+    """Return the methods that a popularity can be added to."""
     if (n_clicks := len(Popularity(clicks))) != n_gallery:
         raise NNNormError(f"clicks must have one number per item, {n_gallery}; got {n_clicks}")
-    # A gate is all that the name of a method fixes or presets.
+    # A name of a method fixes or presets only gates.
     variants = [find_method(name)[1] for name in methods]
     gated = [one.name for one in variants if any({**one.fixed, **one.preset}.values())]
     if gated and not is_all:
         raise NNNormError(
-            f"{gated[0]} decides per query, so it takes no clicks: leave them out, or the method"
+            f"{gated[0]} decides per query, so it takes no clicks; leave out one of them"
         )
     return [name for name in methods if name not in gated]
 
@@ -424,7 +424,7 @@ def _choose_popularity(
     grid = tuple({"weight": weight, "recall_at_1": recall} for weight, recall in pairs)
     if chosen == len(weights) - 1:
         warn(
-            f"the best popularity weight is the largest one that was tried, {weights[-1]:g}; to "
+            f"the best popularity weight is the largest one tried, {weights[-1]:g}; to "
             "try larger ones, use bias + Popularity(clicks, weight=…)"
         )
     return PopularityChoice(**grid[chosen], grid=grid), biases[chosen], hits[chosen]

@@ -47,7 +47,7 @@ def record(
 
 
 def _write_export(recording: "_Recording", folder: Path) -> list[str]:
-    """Write all files of an export; return what a user looks for."""
+    """Write all files of an export; return their names."""
     pictures = _write_pictures(recording.session, folder / "pictures", recording.items)
     found = {"answers": recording.answers, "items": recording.items, "pictures": pictures}
     script = to_json(found).replace("</", "<\\/")
@@ -58,7 +58,7 @@ def _write_export(recording: "_Recording", folder: Path) -> list[str]:
     for file in (*STATIC.glob("*.css"), *STATIC.glob("*.svg")):
         shutil.copyfile(file, folder / file.name)
     shutil.copytree(STATIC / "vendor", folder / "vendor")
-    return ["index.html", "page.js", "recorded.js", "pictures", "vendor"]
+    return sorted(path.name for path in folder.iterdir())
 
 
 def join_modules() -> str:

@@ -51,8 +51,8 @@ def _reject(headers: Mapping[str, str], own: str) -> str | None:
         return "this explorer only accepts requests from its own page; got another site's"
     if "websocket" in headers.get("upgrade", "").lower():
         return "this explorer only accepts plain requests; got a WebSocket"
-    if sum(len(name) + len(value) for name, value in headers.items()) > _LONGEST_HEADERS:
-        return f"this explorer accepts headers of at most {_LONGEST_HEADERS:,} bytes"
+    if sum(map(len, (*headers, *headers.values()))) > _LONGEST_HEADERS:
+        return f"this explorer accepts headers of up to {_LONGEST_HEADERS:,} characters; got more"
     return None
 
 
@@ -136,7 +136,7 @@ def make_app(session: Session, host: str = "127.0.0.1") -> Any:
 # --- parameters ----------------------------------------------------------------------------------
 
 
-_WHOLE = (r"[0-9]{1,9}", int, "a whole number")
+_WHOLE = (r"[0-9]{1,9}", int, "a whole number from 0 to 999,999,999")
 _NUMBER = (r"[0-9]{1,9}(\.[0-9]+)?(e-[0-9]{1,2})?", float, "a number")
 # Parameters of views: how they are written, how they are read, and what they must be.
 _PARAMETERS: dict[str, tuple[str, Callable[[str], Any], str]] = {

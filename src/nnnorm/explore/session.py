@@ -288,10 +288,8 @@ class Session:
             return None
         ks = [k for k in _HEAT_KS if k in self.reference_ks]
         grid = {"reference_k": ks, "alpha": _HEAT_ALPHAS, "center": (False, True)}
-        past, options = (
-            self.unique.embeddings,
-            dict[str, Any](truth=self.truth, grids={"nnn": grid}),
-        )
+        past = self.unique.embeddings
+        options: dict[str, Any] = {"truth": self.truth, "grids": {"nnn": grid}}
         options["duplicates"] = "keep" if past.counts is None else "drop"  # these are unique
         return tune(self.gallery, past, queries=self.queries, **options)
 

@@ -1,9 +1,9 @@
-"""`Backend`: what an engine must do for `CorrectedIndex`.
+"""`Backend`: the interface of an engine for `CorrectedIndex`.
 
-A backend stores vectors and finds the nearest ones. Every collection has versions. A new one is
-filled next to the served one, and `swap` serves it in a single atomic step. Names of versions are
-never reused. A new engine is one file in `engines/` and one line in
-`engines/__init__.py`; `folder.py`, `sql.py` and `server.py` have what engines of one kind share.
+A backend stores vectors and finds the nearest ones. Every collection has versions. A new version
+is filled next to the served one, and `swap` serves it in a single atomic step. Names of versions
+are never reused. A new engine is one file in `engines/` and one line in `engines/__init__.py`. Its
+base class is in `folder.py`, `sql.py` or `server.py`.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ Kind = Literal["integer", "float", "boolean", "text"]
 BATCH = 1000  # items read from an engine at once
 KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "float", str: "text"}
 _MOST = 2**31 - 1
-_LEAST_SPACE = 2**24  # bytes of disk; with fewer left, an error of an engine is due to that
+_LEAST_SPACE = 2**24  # bytes; if less disk space is free, errors of an engine are due to that
 
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """Some items as an engine stores them."""
+    """A batch of items, as an engine stores them."""
 
     ids: Ids
     vectors: FloatArray
@@ -84,7 +84,7 @@ class Items:
 
 @dataclass(frozen=True, eq=False)
 class Hits:
-    """Items found for some queries, best first."""
+    """The hits of some queries, best first."""
 
     ids: Ids
     scores: FloatArray
@@ -106,13 +106,18 @@ class Hits:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __iter__(self) -> Iterator[list[tuple[Any, float]]]:
+        """Yield a list of (id, score) per query."""
+        for row, scores in zip(self.ids.tolist(), self.scores.tolist(), strict=True):
+            yield [hit for hit in zip(row, scores, strict=True) if hit[1] > -np.inf]
+
     def __repr__(self) -> str:
         return f"Hits({len(self):,} queries, k={self.ids.shape[1]})"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Describes a new version."""
+    """The layout of a new version."""
 
     width: int
     string_ids: bool
@@ -128,7 +133,7 @@ def whole(default: int, at_least: int = 1, at_most: int = _MOST) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of an engine, from keywords or a URL: `int`, `str` or `Literal`."""
+    """Options of an engine, from keywords or a URL; fields are `int`, `str` or `Literal`."""
 
     @classmethod
     def read(cls, engine: str, given: Mapping[str, Any]) -> Self:
@@ -145,7 +150,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions(Options):
-    """Options of an HNSW graph: the first two of a new index, `ef` of a search."""
+    """Options of an HNSW graph: `ef` applies to searches, the others to a new index."""
 
     links: int = whole(32, at_least=2, at_most=512)
     ef_construction: int = whole(200)
@@ -171,24 +176,24 @@ def _read_option(engine: str, name: str, value: Any, kind: Any, bounds: Any) -> 
 class Backend(ABC):
     """One collection in one engine. Nothing is opened before it is needed."""
 
-    engine: ClassVar[str]  # in messages
+    engine: ClassVar[str]  # the name in messages
     options_type: ClassVar[type[Options]] = Options
-    created_by: ClassVar[tuple[str, ...]] = ()  # the options that only a new index takes
+    created_by: ClassVar[tuple[str, ...]] = ()  # the options that apply only to a new index
     mode: Mode = "augmented"
     metric: Metric = "ip"  # of the scores that `search` returns
-    filters: ClassVar[str]  # what a filter is, for messages
+    filters: ClassVar[str]  # the description of a valid filter, for messages
     is_exact: bool = False  # whether a search compares every item
     has_one_range: bool = False  # whether all coordinates are rounded on one scale
     atomic_writes: ClassVar[bool] = True  # whether `write` is all or nothing
     largest_k: ClassVar[int | None] = None
     key_variable: ClassVar[str] = ""  # the environment variable with the key of a server
-    # Next to its own errors, what the engine's library raises.
+    # The built-in errors that the engine's library raises, in addition to its own.
     builtin_errors: ClassVar[tuple[type[Exception], ...]] = (OSError, RuntimeError, ValueError)
     options: Any
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         self.place = os.fspath(place) if isinstance(place, os.PathLike) else place
-        # Empty for a client of the caller, or a collection in memory.
+        # Empty if the caller passed a client, and for a collection in memory.
         self.address = self.place if isinstance(self.place, str) else ""
         self.lock = threading.RLock()
         self.options = self.options_type.read(self.engine, options)
@@ -209,7 +214,7 @@ class Backend(ABC):
 
     @cached_property
     def name(self) -> str:
-        """Engine and collection in messages, without passwords."""
+        """The engine and its collection, for messages; without passwords."""
         where = show_url(self.address) or ("in memory" if not self.place else "the given client")
         return f"{self.engine} {self.collection + ' of ' if self.collection else ''}{where}"
 
@@ -233,7 +238,7 @@ class Backend(ABC):
         return False
 
     def is_absent(self) -> bool:
-        """Whether there is no file or folder yet, which the engine would create."""
+        """Whether the file or folder doesn't exist yet, so opening would create it."""
         return False
 
     @abstractmethod
@@ -242,11 +247,11 @@ class Backend(ABC):
 
     @abstractmethod
     def finish(self, version: str, config: dict[str, Any]) -> None:
-        """Make a filled version durable, and store its config with it, last."""
+        """Make a filled version durable, and then store its config."""
 
     @abstractmethod
     def read_config(self, version: str) -> dict[str, Any] | None:
-        """Return what `finish` stored; None for a version that was never finished."""
+        """Return the config that `finish` stored, or None for an unfinished version."""
 
     @abstractmethod
     def swap(self, version: str) -> None:
@@ -260,7 +265,7 @@ class Backend(ABC):
 
     @contextmanager
     def write(self, version: str) -> Iterator[str]:
-        """Change the served version: all or nothing if `atomic_writes`. Yields what to write to."""
+        """Yield the version to write to; if `atomic_writes`, all changes are made or none."""
         yield version
 
     @abstractmethod
@@ -280,7 +285,7 @@ class Backend(ABC):
 
     @abstractmethod
     def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
-        """Return the metadata of those of the ids that exist, by id."""
+        """Return the metadata of existing items, by id."""
 
     def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
         """Return which ids exist, shape ``(n_ids,)``."""
@@ -293,11 +298,11 @@ class Backend(ABC):
 
     @abstractmethod
     def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
-        """Find the k best of each query ``(n_queries, width)``."""
+        """Find the k best items of each query; `vectors` have shape ``(n_queries, width)``."""
 
     @abstractmethod
     def scan(self, version: str | None) -> Iterator[Items]:
-        """Yield all items; those of the application's own collection of that name for None."""
+        """Yield all items of a version; for None, those of the application's own collection."""
 
     def close(self) -> None:
         """Close the engine, unless you passed its client."""
@@ -319,15 +324,15 @@ class Backend(ABC):
             if is_own or hasattr(error, "is_of_the_caller"):
                 raise
             key = os.environ.get(self.key_variable) if self.key_variable else None
-            said = hide_secrets(_quote(error), self.address, key)
-            shown = said == _quote(error) and not key and "@" not in self.address
+            text = hide_secrets(_quote(error), self.address, key)
+            shown = text == _quote(error) and not key and "@" not in self.address
             full = "the disk is full, free some space; " if self._is_full(error) else ""
-            raise NNNormError(f"{self.name}: {full}the engine reports: {said:.600}") from (
+            raise NNNormError(f"{self.name}: {full}the engine reports: {text:.600}") from (
                 error if shown else None
             )
 
     def _is_full(self, error: Exception) -> bool:
-        """Whether an error is due to a full disk; some libraries don't say so."""
+        """Whether an error is due to a full disk; some libraries don't report that."""
         if self.address and "//" not in self.address:
             try:
                 check_space(self.address, _LEAST_SPACE)
@@ -375,7 +380,7 @@ def _lock(file: Any) -> None:
             try:
                 return msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
             except OSError as error:
-                if error.errno != errno.EDEADLK:  # not just ten seconds of waiting
+                if error.errno != errno.EDEADLK:  # EDEADLK: still locked after ten seconds
                     raise
     else:
         import fcntl
@@ -417,9 +422,9 @@ class ClientBackend(Backend):
 
 
 def _quote(error: Exception) -> str:
-    message = getattr(error, "message", None)  # a method of Chroma's errors
-    said = message if isinstance(message, str) and message else first_line(error)
-    return re.sub(r"\s+", " ", said).strip()
+    message = getattr(error, "message", None)  # in Chroma's errors, a method
+    text = message if isinstance(message, str) and message else first_line(error)
+    return re.sub(r"\s+", " ", text).strip()
 
 
 def keep_errors(call: Callable[..., Any]) -> Callable[..., Any]:

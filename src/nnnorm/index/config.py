@@ -1,7 +1,7 @@
 """`IndexConfig`: the correction of an index, and the checks of ids and metadata.
 
-Only this module calls a corrector's transforms. A config has all that a search needs, so you can
-search an index without its corrector.
+Only this module calls a corrector's transforms. A config has everything that a search needs, so you
+can search an index without its corrector.
 """
 
 import math
@@ -25,7 +25,7 @@ from nnnorm.tables import check_ids
 
 FORMAT = "nnnorm.index/2"
 _LONGEST_ID = 1000
-# Columns of our tables, and those that every table of a database has.
+# Columns of nnnorm's tables, and system columns of databases.
 _RESERVED = {
     *("id", "embedding", "bias", "metadata", "key", "norm", "vector", "distance", "score"),
     *("rowid", "oid", "ctid", "tableoid", "xmin", "xmax", "cmin", "cmax"),
@@ -39,7 +39,7 @@ _FEW = 64  # rows that are checked without opening them as embeddings
 
 @dataclass(frozen=True)
 class IndexConfig:
-    """The correction of a version."""
+    """The correction and the layout of a version."""
 
     version: int
     corrector: str
@@ -59,6 +59,7 @@ class IndexConfig:
     rotated: bool
     previous: int | None = None
     popularity: float | None = None
+    alpha: float | None = None  # differs from the weight if there are groups
     stretch: float = 1.0
 
     @classmethod
@@ -87,10 +88,10 @@ class IndexConfig:
     def transform_items(
         self, rows: FloatArray, values: FloatArray
     ) -> tuple[FloatArray, FloatArray | None]:
-        """Return the vectors to store, and the bias column if there is one."""
+        """Return the vectors to store, and in mode ``column`` the column of the bias."""
         if self.mode == "column":
             return rows, values
-        vectors = self.augmentation.extend_items(rows, values) * np.float32(self.stretch)
+        vectors = self.augmentation.extend_items(rows, values) * self.stretch
         return (vectors @ _rotation(self.width) if self.rotated else vectors), None
 
     def restore_items(self, items: Items) -> Items:
@@ -98,7 +99,7 @@ class IndexConfig:
         if self.mode == "column":
             return items
         vectors = items.vectors @ _rotation(self.width).T if self.rotated else items.vectors
-        restored = self.augmentation.split_items(vectors / np.float32(self.stretch))
+        restored = self.augmentation.split_items(vectors / self.stretch)
         return Items(items.ids, *restored, items.metadata)
 
     # --- queries ---
@@ -122,7 +123,7 @@ class IndexConfig:
         return opened.rows(0, len(opened))
 
     def _open_few(self, queries: Source) -> FloatArray | None:
-        """Open a few plain rows of unit items; a search of one query takes less than all checks."""
+        """Return a few unit rows without most checks, which take longer than a search."""
         if not (self.unit and isinstance(queries, np.ndarray) and queries.dtype.kind == "f"):
             return None
         if queries.ndim != 2 or queries.shape[1] != self.dim or not 0 < len(queries) <= _FEW:
@@ -133,7 +134,7 @@ class IndexConfig:
         return (queries / norms[:, None]).astype(np.float32)
 
     def use_weight(self, weight: float | None) -> float:
-        """Return a weight that replaces the corrector's, or raise if float32 can't hold it."""
+        """Return the weight to use; raise an error if the correction overflows float32."""
         return self.weight if weight is None else check_correction(weight, self.bias_range)
 
     def transform_queries(self, rows: FloatArray, weight: float) -> FloatArray:
@@ -148,23 +149,23 @@ class IndexConfig:
         if self.mode == "column":
             return scores
         if self.metric == "ip":
-            scores = scores / (np.float64(self.stretch) * self._query_stretch)
-        return self.augmentation.read_scores(
-            scores, asked / self._query_stretch, weight, self.metric
-        )
+            scores = scores / (self.stretch * self._query_stretch)
+        asked = asked / self._query_stretch
+        return self.augmentation.read_scores(scores, asked, weight, self.metric)
 
     @property
-    def _query_stretch(self) -> np.float32:
-        return np.float32(_inverse(self.reference_norms[1]) if self.reference_norms else 1)
+    def _query_stretch(self) -> float:
+        return _inverse(self.reference_norms[1]) if self.reference_norms else 1.0
 
 
 def describe_corrector(corrector: Corrector) -> dict[str, Any]:
-    """Return the description of the corrector in a version's config."""
+    """Return the fields of a config that describe the corrector."""
     bias = corrector.bias
     return {
         "corrector": corrector.fingerprint,
         "method": bias.method,
         "weight": bias.weight,
+        "alpha": bias.params.get("alpha"),
         "reference_k": bias.params.get("reference_k"),
         "dim": corrector.dim,
         "unit": corrector.unit or corrector.normalize,
@@ -188,14 +189,14 @@ def _inverse(norm: float) -> float:
 def _rotation(width: int) -> FloatArray:
     """Return a fixed random orthogonal matrix, shape ``(width, width)``."""
     matrix, triangle = np.linalg.qr(np.random.default_rng(0).normal(size=(width, width)))
-    # Libraries differ in the signs of a decomposition.
+    # The signs of a decomposition depend on the library.
     turned = (matrix * np.where(np.diag(triangle) < 0, -1.0, 1.0)).astype(np.float32)
     turned.setflags(write=False)
     return turned
 
 
 def bias_values(corrector: Corrector, rows: Embeddings, groups: Any = None) -> FloatArray:
-    """Return the bias of items; for the corrector's own gallery, it isn't computed again."""
+    """Return the bias of items; the bias of the corrector's own gallery is reused."""
     known = corrector.bias
     is_own = known.fingerprints.get("gallery") is not None and known.fits(rows)
     return known.values if is_own and groups is None else corrector.values_for(rows, groups)
@@ -205,7 +206,7 @@ def read_groups(groups: Any, ids: Ids, metadata: Sequence[Metadata]) -> Any:
     """Return the groups of items, given as a list, by id, or as a metadata key."""
     items, problem = ids.tolist(), "groups has no label for the item {!r}; add it"
     if isinstance(groups, str):
-        problem = f"the metadata of item {{!r}} has no key {groups!r}, which holds its group"
+        problem = f"the metadata of item {{!r}} has no key {groups!r} with its group; add it"
         pairs = zip(items, metadata, strict=True)
         groups = {own: entry[groups] for own, entry in pairs if groups in entry}
     if not isinstance(groups, Mapping):
@@ -226,15 +227,16 @@ class CollectionInfo:
     corrector: str
     method: str
     weight: float
+    alpha: float | None
     mode: Mode
     can_roll_back: bool
     is_rolled_back: bool
 
 
-# --- ids and metadata that are given ---
+# --- checks of ids and metadata ---
 
 
-def check_item_ids(ids: Any, n_items: int | None = None) -> Ids:
+def check_item_ids(ids: Any, n_items: int | None = None, name: str = "gallery") -> Ids:
     """Return ids that every engine can store, or raise an error."""
     listed = np.array(ids, dtype=object)
     for own in listed.ravel().tolist():
@@ -243,7 +245,7 @@ def check_item_ids(ids: Any, n_items: int | None = None) -> Ids:
                 f"an id must be a whole number, or text of 1 to {_LONGEST_ID} characters without "
                 f"null characters or surrogates; got {own!r:.60}"
             )
-    return check_ids(ids, listed.size if n_items is None else n_items, name="the items")
+    return check_ids(ids, listed.size if n_items is None else n_items, name=name)
 
 
 def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[dict[str, Any]]:
@@ -255,8 +257,8 @@ def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[di
     for row, entry in enumerate(entries):
         if not isinstance(entry, Mapping) or not all(map(_is_key, entry)):
             raise NNNormError(
-                f"metadata of item {row} must be a mapping, and its keys text that doesn't begin "
-                f"with nnnorm_; got {reprlib.repr(entry)}"
+                f"metadata of item {row} must be a mapping with text keys that don't begin with "
+                f"nnnorm_; got {reprlib.repr(entry)}"
             )
         reject = partial(_reject, row)
         checked.append({key: to_json(value, reject) for key, value in entry.items()})
@@ -275,7 +277,7 @@ def _is_key(key: Any) -> bool:
 
 
 def to_json(value: Any, otherwise: Callable[[Any], Any], depth: int = 0) -> Any:
-    """Return a value that every engine returns unchanged; call `otherwise` for other values."""
+    """Return a value that every engine stores unchanged; call `otherwise` for other values."""
     if isinstance(value, np.generic) and value.dtype.kind in "biufU":  # not dates
         value = value.item()
     for kind in (str, int, float):  # enums and other subclasses: some engines don't know them
@@ -294,12 +296,12 @@ def to_json(value: Any, otherwise: Callable[[Any], Any], depth: int = 0) -> Any:
 
 
 def _is_text(value: str) -> bool:
-    """Whether every engine can store it: no null characters, no lone surrogates."""
+    """Whether every engine can store a text: no null characters, no lone surrogates."""
     return "\0" not in value and not has_surrogates(value)
 
 
 def choose_columns(metadata: Iterable[Metadata]) -> dict[str, Kind]:
-    """Choose the keys that get a column: plain names whose values are of one kind."""
+    """Choose the keys that get a column: plain names with values of one kind."""
     kinds: dict[str, set[Kind | None]] = {}
     for entry in metadata:
         for name, value in entry.items():

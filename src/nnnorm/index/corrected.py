@@ -44,7 +44,7 @@ from nnnorm.index.config import (
 from nnnorm.index.engines import open_backend
 from nnnorm.ranking import N_COMPARED, check_min_confidence, drop_hits, measure_confidence
 
-_BATCH = 4096  # items given their bias at once
+_BATCH = 4096  # items transformed at once
 _SAMPLE = 65_536  # vectors that an engine may train on
 _ATTEMPTS = 5
 # Of 500 items, graphs find 99.8 % of the 10 best if norms differ by a factor of 10, 96 % if by 100.
@@ -52,7 +52,7 @@ _MOST_UNEVEN = 20
 
 
 class _State(NamedTuple):
-    """What a search needs, from one version."""
+    """The name and the config of a version."""
 
     version: str
     config: IndexConfig
@@ -99,12 +99,12 @@ class CorrectedIndex:
         return self._correctors.get(self.config.corrector)
 
     def close(self) -> None:
-        """Close the engine, unless you passed its client. You don't have to save anything."""
+        """Close the engine, unless you passed its client. All changes are saved already."""
         with self.backend.translating():
             self.backend.close()
 
     def reload(self) -> None:
-        """Serve the newest version, and its newest items."""
+        """Switch to the version that is served now, with its current items."""
         with self.backend.translating():
             self._state = self._read_state()
 
@@ -113,7 +113,7 @@ class CorrectedIndex:
         config = self.config
         with self.backend.translating():
             older, newer = self._neighbors(self._state)
-        shared = ("dim", "version", "corrector", "method", "weight", "mode")
+        shared = ("dim", "version", "corrector", "method", "weight", "alpha", "mode")
         return CollectionInfo(
             name=self.backend.name,
             n_items=len(self),
@@ -123,7 +123,7 @@ class CorrectedIndex:
         )
 
     def _read_state(self) -> _State:
-        for _ in range(_ATTEMPTS):  # another process may swap and drop meanwhile
+        for _ in range(_ATTEMPTS):  # meanwhile, another process may swap and drop
             version = self.backend.served()
             if version is None:
                 problem = f"there is no index {self.backend.name}"
@@ -137,7 +137,7 @@ class CorrectedIndex:
         raise self.backend.error("has no index metadata; build the index again")
 
     def _finished(self) -> dict[int, _State]:
-        """Return the versions that were finished, by their numbers."""
+        """Return all finished versions, by number."""
         known = {}
         for version in self.backend.versions():
             if stored := self.backend.read_config(version):
@@ -146,7 +146,7 @@ class CorrectedIndex:
         return known
 
     def _neighbors(self, state: _State) -> tuple[_State | None, _State | None]:
-        """Return the version before the last refresh, and the one that a rollback left."""
+        """Return the previous version, and the newer one that a rollback left."""
         known = self._finished()
         newer = [n for n, one in known.items() if one.config.previous == state.config.version]
         return known.get(state.config.previous or 0), known[max(newer)] if newer else None
@@ -166,10 +166,10 @@ class CorrectedIndex:
     ) -> Hits:
         """Find the k best items of every query by the corrected score, with its confidence.
 
-        `parents` is the metadata key that has the document of a chunk. The k best documents are
-        returned, ranked by their best chunk.
+        `parents` is the metadata key with the document of a chunk. With it, the k best documents
+        are returned, ranked by their best chunk.
         """
-        k = check_count("k", k, self.backend.largest_k, f"hits of {self.backend.engine}")
+        k = check_count("k", k, self.backend.largest_k, f"the limit of {self.backend.engine}")
         least = check_min_confidence(min_confidence)
         if parents is not None:
             return self._search_documents(queries, k, parents, least, weight=weight, filter=filter)
@@ -209,8 +209,8 @@ class CorrectedIndex:
             n_fetched = min(4 * n_fetched, most)
         if n_short and most < n_items:
             warn(
-                f"{self.backend.engine} returns at most {most} hits; for {n_short:,} queries, "
-                f"these are from fewer than {wanted} documents, and some may be missing"
+                f"{self.backend.engine} returns at most {most} hits; for {n_short:,} queries, they "
+                f"are from fewer than {wanted} documents, so documents may be missing"
             )
         chunks = Hits.read([[chunk[:2] for chunk in row.values()] for row in found])
         best = _take_best(chunks.ids, chunks.scores, k, least)
@@ -229,7 +229,7 @@ class CorrectedIndex:
         return replace(hits, metadata=[[known.get(own, {}) for own in row] for row in rows])
 
     def _is_gone(self, state: _State) -> bool:
-        """Whether the version of a failed search was dropped: it is two refreshes old."""
+        """Whether the version of a failed search was dropped, after two more refreshes."""
         if self._state is not state:
             return True
         with contextlib.suppress(NNNormError), self.backend.translating():
@@ -272,14 +272,14 @@ class CorrectedIndex:
         opened, corrector = self.config, self.corrector
         if corrector is None:
             raise NNNormError(
-                f"items of {self.backend.name} get their bias from corrector "
-                f"{opened.corrector[:8]}; open it with open_index(url, corrector=…)"
+                f"to add items, open {self.backend.name} with its corrector "
+                f"{opened.corrector[:8]}: open_index(url, corrector=…)"
             )
         items = corrector.open(rows, "items")
         named = items.ids if ids is None else ids
         if named is None:
             raise NNNormError("new items need ids; pass ids= (--ids), one per row")
-        given = check_item_ids(named, len(items))
+        given = check_item_ids(named, len(items), items.name)
         entries = check_metadata(metadata, len(items))
         labels = read_groups(groups, given, entries)
         values = corrector.values_for(items, labels)
@@ -299,7 +299,7 @@ class CorrectedIndex:
 
     def delete(self, ids: Any) -> None:
         """Delete items by id. All ids must be in the index."""
-        given = check_item_ids(ids)
+        given = check_item_ids(ids, name="the list")
         with self._writing(given, self.config) as (version, _):
             there = self.backend.present(version, given)
             if not there.all():
@@ -309,7 +309,7 @@ class CorrectedIndex:
 
     def present(self, ids: Any) -> Any:
         """Return which of these ids are in the index, shape ``(n_ids,)``."""
-        given = check_item_ids(ids)
+        given = check_item_ids(ids, name="the list")
         version, config = self._state
         if (given.dtype.kind == "U") != config.string_ids:
             return np.zeros(len(given), dtype=bool)
@@ -318,7 +318,7 @@ class CorrectedIndex:
 
     @contextmanager
     def _writing(self, ids: Ids, opened: IndexConfig) -> Iterator[_State]:
-        """Change these items of the served version, as the only writer if the engine can lock."""
+        """Lock the index to change these items, if the engine can lock; yield what to write to."""
         backend = self.backend
         with backend.writing():
             _, config = newest = self._read_state()
@@ -346,7 +346,7 @@ class CorrectedIndex:
         ids: Any = None,
         progress: Progress | None = None,
     ) -> None:
-        """Give all items the bias of another corrector, in one step for all readers.
+        """Replace the bias of all items by that of another corrector, in one atomic step.
 
         For a corrector with groups, `groups` is a metadata key, or a dict from id to label.
         """
@@ -355,7 +355,7 @@ class CorrectedIndex:
         with backend.writing():
             self._state = state = self._read_state()
             if popularity is None and state.config.popularity is not None:
-                warn(f"the clicks of {backend.name} are left out; pass popularity= to keep them")
+                warn(f"the clicks of {backend.name} are dropped; to keep them, pass popularity=")
             n_items = len(self)
             clicks = {} if popularity is None else self._read_clicks(popularity, ids)
             finished = self._finished()
@@ -388,12 +388,12 @@ class CorrectedIndex:
             self._state = _State(version, config)
 
     def _read_clicks(self, popularity: Popularity, ids: Any) -> dict[Any, float]:
-        """Return clicks by id, without those of unknown items (with a warning)."""
+        """Return clicks by id; those of unknown items are left out, with a warning."""
         check_type("popularity", popularity, Popularity, "such as Popularity(clicks, weight=0.02)")
         if ids is None and len(popularity) != len(self):
             counts = f"{len(popularity):,} for {len(self):,} items"
             raise NNNormError(
-                f"clicks without ids must have one entry per item; got {counts}: pass ids"
+                f"clicks without ids must have one entry per item; got {counts}: pass ids= (--ids)"
             )
         named = check_item_ids(range(len(self)) if ids is None else ids, len(popularity))
         there = self.present(named)
@@ -419,7 +419,7 @@ class CorrectedIndex:
 
 
 def _take_best(ids: Ids, scores: FloatArray, k: int, min_confidence: float) -> Hits:
-    """Sort hits by their corrected scores (cosines may be tied), and keep k of them."""
+    """Sort hits by corrected score, because cosines may be tied, and keep the k best."""
     if (scores[:, 1:] > scores[:, :-1]).any():
         order = np.argsort(-scores, axis=1, kind="stable")
         ids, scores = (np.take_along_axis(one, order, axis=1) for one in (ids, scores))
@@ -436,13 +436,13 @@ def _best_chunks(hits: Hits, key: str, name: str) -> list[dict[Any, tuple[Any, f
         chunks = zip(hits.ids[row].tolist(), hits.scores[row].tolist(), entries, strict=False)
         for own, score, entry in chunks:
             if key not in entry:
-                problem = f"the metadata of item {own!r} of {name} has no {key!r}"
-                raise NNNormError(f"{problem}, which should name its document")
+                problem = f"the metadata of item {own!r} of {name} has no key {key!r}"
+                raise NNNormError(f"{problem} with its document; pass another key")
             found[row].setdefault(entry[key], (own, score, entry))
     return found
 
 
-# --- making an index -----------------------------------------------------------------------------
+# --- building, opening and copying ---------------------------------------------------------------
 
 
 def build_index(
@@ -469,7 +469,7 @@ def build_index(
     metadata : sequence of mappings, optional
         One per item; values are JSON.
     groups : sequence or str, optional
-        For a corrector with groups: one label per item, or the metadata key that has it.
+        For a corrector with groups: one label per item, or the metadata key with the label.
     progress : callable, optional
         Called with ``(done, total)``.
 
@@ -520,7 +520,7 @@ def build_index(
             yield Items(given[part], *config.transform_items(rows, values[part]), entries[part])
 
     with backend.translating():
-        _check_free(backend)  # before a lock file is made next to something else
+        _check_free(backend)  # before creating a lock file next to other files
     with backend.writing():
         _check_free(backend)
         _keep_only(backend)
@@ -566,14 +566,14 @@ def copy_index(
     Parameters
     ----------
     source : str or Backend
-        A collection of your application, or an index; it is only read.
+        A collection of your application, or an index. It isn't changed.
     target : str or Backend
-        In the same engine or another one.
+        The copy, in the same engine or another one.
     corrector : Corrector or path, optional
     references : array, path or Bank, shape (n_references, dim), optional
         Past queries to fit a corrector on, instead of `corrector`.
     groups : str, optional
-        The key of the metadata that has the group of each item, to fit with or for the corrector.
+        The metadata key with the group of each item, for the fit or for the corrector.
     progress : callable, optional
         Called with ``(done, total)``.
 
@@ -591,7 +591,8 @@ def copy_index(
     True
     """
     if (corrector is None) == (references is None):
-        raise NNNormError("pass either corrector or references")
+        got = "neither" if corrector is None else "both"
+        raise NNNormError(f"copy needs references (past queries) or a corrector; got {got}")
     there = open_backend(source)
     backend = there if isinstance(target, str) and target == source else open_backend(target)
     with there.translating():

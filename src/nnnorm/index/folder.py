@@ -6,7 +6,7 @@
     photos/v2_f10c9a/config.json   written last
 
 Loaded versions never change: a write copies the served one, changes the copy, and swaps. Threads
-and processes that have it open keep their version. Without a path, everything is in memory.
+and processes keep the version that they have opened. Without a path, everything is in memory.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class Loaded:
     alive: npt.NDArray[np.bool_]
     metadata: list[dict[str, Any]]
     config: dict[str, Any] | None = None
-    breadth: int = 0  # of a search of a graph, as it was set last
+    breadth: int = 0  # the search breadth of a graph that was set last
 
     @cached_property
     def n_alive(self) -> int:
@@ -71,7 +71,7 @@ class Loaded:
 class FolderBackend(Backend):
     """An index in a folder, or in memory."""
 
-    filters = "the ids that may be returned, metadata that must be equal, or a function of metadata"
+    filters = 'a list of ids or metadata such as {"year": 2007}, also in JSON, or a function'
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         super().__init__(place, **options)
@@ -80,11 +80,11 @@ class FolderBackend(Backend):
         self._current: str | None = None  # in memory
         self._loading = threading.Lock()
 
-    # --- what an engine adds ---
+    # --- defined by each engine ---
 
     @abstractmethod
     def _create(self, layout: Layout) -> Any:
-        """Make an empty index."""
+        """Create an empty index."""
 
     @abstractmethod
     def _load(self, path: Path, width: int) -> Any:
@@ -104,11 +104,11 @@ class FolderBackend(Backend):
 
     @abstractmethod
     def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
-        """Find the nearest living items; label -1 if there are fewer than k."""
+        """Find the k nearest items; missing hits have the label -1."""
 
     @abstractmethod
     def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
-        """Read ids and vectors of a file that the engine's library wrote."""
+        """Read the ids and vectors of a file that the engine's library wrote."""
 
     @abstractmethod
     def _copy(self, index: Any) -> Any:
@@ -130,7 +130,7 @@ class FolderBackend(Backend):
         if self.folder is not None and self.folder.is_file():
             raise NNNormError(
                 f"{self.folder} is a file; an index of {self.engine} is a folder: choose another "
-                "name, or copy the file with copy_index"
+                "name, or copy the file with copy_index (nnnorm index copy)"
             )
         return None if self.folder is None else self.folder / "LOCK"
 
@@ -183,7 +183,7 @@ class FolderBackend(Backend):
         return None if stored is None else dict(stored["config"])
 
     def _read_signed(self, path: Path) -> dict[str, Any] | None:
-        """Config and digests of a version, if it was finished."""
+        """Return the config and digests of a finished version, else None."""
         check_regular(path)
         if not path.exists():
             return None
@@ -280,7 +280,7 @@ class FolderBackend(Backend):
     # --- filters ---
 
     def _allowed(self, loaded: Loaded, given: Any) -> Labels:
-        if isinstance(given, str):  # of the command line
+        if isinstance(given, str):  # from the command line
             with contextlib.suppress(ValueError):
                 given = json.loads(given)
         labels = np.flatnonzero(loaded.alive)
@@ -302,7 +302,7 @@ class FolderBackend(Backend):
     def _compare(
         self, loaded: Loaded, labels: Labels, queries: FloatArray, k: int
     ) -> tuple[Labels, FloatArray]:
-        """Compare queries with some items, all of them."""
+        """Compare queries with all of these items."""
         scores = np.empty((len(queries), len(labels)), dtype=np.float32)
         for start in range(0, len(labels), _COMPARED):
             rows = self._vectors(loaded.index, labels[start : start + _COMPARED])
@@ -345,7 +345,7 @@ class FolderBackend(Backend):
 
 def _digest(path: Path, *, sync: bool = False) -> str:
     if sync:
-        with open(path, "r+b") as written:  # Windows only syncs what can be written
+        with open(path, "r+b") as written:  # Windows syncs only files opened for writing
             os.fsync(written.fileno())
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()

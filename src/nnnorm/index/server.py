@@ -18,7 +18,7 @@ from nnnorm.index.backend import ClientBackend, Metadata, Options
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(Options):
-    """`collection` is the index."""
+    """`collection` is the name of the index."""
 
     collection: str = "items"
 
@@ -37,14 +37,14 @@ class ServerBackend(ClientBackend):
         super().__init__(place, **options)
         if place == "":
             raise NNNormError(
-                f"{self.engine} needs a folder, the address of a server or a client; got none: "
-                f"expected {self.engine}:folder?collection=photos"
+                f"{self.engine} needs a folder, the address of a server, or a client; got none: "
+                f"pass one, such as {self.engine}:folder?collection=photos"
             )
         self.is_server = self.address.startswith(("http://", "https://"))
         if self.is_server:
             _check_server(self.address)
 
-    # --- what an engine adds; `name` is that of one of its own collections ---
+    # --- defined by each engine; `name` is that of a collection in the engine ---
 
     @abstractmethod
     def _list_names(self) -> list[str]:
@@ -52,11 +52,11 @@ class ServerBackend(ClientBackend):
 
     @abstractmethod
     def _served_name(self) -> str | None:
-        """Return the name of the collection that the name of the index stands for."""
+        """Return the name of the served collection, or None."""
 
     @abstractmethod
     def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
-        """Store the config of a version; None takes it away."""
+        """Store the config of a version; None removes it."""
 
     @abstractmethod
     def _read_config(self, name: str) -> Any:
@@ -96,12 +96,12 @@ class ServerBackend(ClientBackend):
     def drop(self, version: str) -> None:
         name = self._name(version)
         if name in self._names():
-            # A kill may leave a part of a collection, which must not be served as a whole one.
+            # A kill may leave part of a collection; without a config, it is never served.
             self._write_config(name, None)
             self._delete(name)
 
     def choose_vector(self, names: list[str]) -> str:
-        """Return the vector that the option names, or the only one, of a copied collection."""
+        """Return the vector to copy from a collection: the option's, or the only one."""
         asked: str = self.options.vector
         if asked not in names and (asked or len(names) != 1):
             raise NNNormError(f"choose one of the vectors of {self.name} with vector=: {names}")
@@ -113,7 +113,7 @@ def _check_server(address: str) -> None:
     try:
         parts = urlsplit(address)
         is_good = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # it quotes the port, which may be a part of a password
+    except ValueError:  # its text may have a part of a password
         is_good = False
     if not is_good:
         raise NNNormError(

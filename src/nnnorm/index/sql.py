@@ -2,7 +2,7 @@
 
 nnnorm_indexes(name, version, config, served)   the swap is one UPDATE
 photos_v2_f10c9a(id, embedding, bias, …)         metadata keys are columns, the rest is JSON
-photos                                           a view of the served version, if it can be one
+photos                                           a view of the served version, in most engines
 """
 
 import json
@@ -47,18 +47,18 @@ class SqlBackend(ClientBackend):
 
     filters = 'a condition in SQL, such as "year > 1999"'
     is_exact = True
-    mark: ClassVar[str] = "?"  # of a parameter
-    begin: ClassVar[str] = "BEGIN"  # a transaction
+    mark: ClassVar[str] = "?"  # stands for a parameter
+    begin: ClassVar[str] = "BEGIN"  # starts a transaction
     types: ClassVar[tuple[str, str, str, str]]  # whole numbers, floats, booleans and text
     has_views: ClassVar[bool] = True
     _has_list = False  # whether the table of versions is known to exist
-    _is_inside = False  # of a transaction
+    _is_inside = False  # whether a transaction is open
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         super().__init__(place, **options)
         self._columns_of: dict[str, Mapping[str, Kind]] = {}
 
-    # --- what an engine adds ---
+    # --- defined by each engine ---
 
     @abstractmethod
     def _vector_type(self, width: int) -> str:
@@ -81,7 +81,7 @@ class SqlBackend(ClientBackend):
         return column
 
     def _decode(self, vectors: Sequence[Any]) -> FloatArray:
-        """Make an array of vectors that were read."""
+        """Convert vectors that were read to an array."""
         return np.array(vectors, dtype=np.float32)
 
     # --- statements ---
@@ -92,7 +92,7 @@ class SqlBackend(ClientBackend):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing, also for threads that share the connection; may be nested."""
+        """Run statements all or nothing, one thread at a time; may be nested."""
         with self._turn:
             if self._is_inside or getattr(self.client, "in_transaction", False):
                 yield
@@ -127,7 +127,7 @@ class SqlBackend(ClientBackend):
     # --- versions ---
 
     def _listed(self, column: str, condition: str = "", *values: str) -> list[Any]:
-        """Read the list of versions; there is none before the first index is built."""
+        """Read a column of the list of versions; empty before the first index is built."""
         if not self._has_list:
             self._has_list = not self.is_absent() and self._has_table("nnnorm_indexes")
         if not self._has_list:
@@ -273,8 +273,8 @@ class SqlBackend(ClientBackend):
             asked = self.client.execute(f"SELECT * FROM {table} LIMIT 0")
             columns: list[str] = [column[0] for column in asked.description]
         if own not in columns or vector not in columns:
-            has = f"needs the columns {own} and {vector}, and it has {', '.join(columns)}"
-            raise self.error(f"{has}; name them with id= and embedding=")
+            has = f"must have the columns {own} and {vector}; it has {', '.join(columns)}"
+            raise self.error(f"{has}: name yours with id= and embedding=")
         others = [name for name in columns if name not in (own, vector)]
         listed = ", ".join([self._read_vector(quote_name(vector)), *map(quote_name, others)])
         rows = self.run(f"SELECT {quote_name(own)}, {listed} FROM {table}")

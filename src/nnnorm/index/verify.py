@@ -16,7 +16,7 @@ _GOOD_RECALL = {True: 1.0, False: 0.95}  # by whether the engine compares every 
 _GOOD_SCORE = 1e-3  # of the spread of the scores
 _NEAR = 1e-2  # of a row's norm, or of the spread of the bias
 _FLAT = 1e-3  # spread of scores, or of a bias, that is small next to them
-_MOST_ASKED = 200
+_MOST_QUERIES = 200
 _BLOCK = 64  # queries compared with all items at once
 
 
@@ -56,9 +56,9 @@ def verify_index(
     index : CorrectedIndex
         If it was opened with its corrector, the stored bias of every item is checked.
     queries : array or path, shape (n_queries, dim)
-        At most 200 of them are asked, chosen at random.
+        At most 200 of them are searched, chosen at random.
     gallery : array or path, shape (n_gallery, dim), optional
-        What the index should hold; needs the corrector. With it, all rows are checked.
+        The items that the index should have, to compare all rows; needs the corrector.
     ids : sequence of int or str, optional
         Ids of the gallery, by default those of its file, or 0…n−1.
     k : int
@@ -84,12 +84,12 @@ def verify_index(
     if gallery is not None:
         problems += _check_rows(index, stored, gallery, ids)
     asked = index.config.open_queries(queries, index.backend.name)
-    some = np.random.default_rng(0).permutation(len(asked))[:_MOST_ASKED]
+    some = np.random.default_rng(0).permutation(len(asked))[:_MOST_QUERIES]
     asked = asked[np.sort(some)]
     recall, error, scale = _compare(index, asked, stored, k)
     if recall < _GOOD_RECALL[index.backend.is_exact] - 1e-3:
         problems.append(
-            f"it finds {recall:.1%} of the {k} best: search more broadly (ef, probes), or use an "
+            f"it finds only {recall:.1%} of the {k} best items: increase ef or probes, or use an "
             "exact kind of index"
         )
     if error > _GOOD_SCORE * scale:
@@ -100,7 +100,7 @@ def verify_index(
 def _compare(
     index: CorrectedIndex, queries: FloatArray, stored: Items, k: int
 ) -> tuple[float, float, float]:
-    """Recall, largest error of a score, and spread of the scores."""
+    """Return the recall, the largest error of a score, and the spread of the scores."""
     place = {own: row for row, own in enumerate(stored.ids.tolist())}
     right, error, scale = 0, 0.0, 0.0
     wanted = min(k, len(stored))
@@ -126,7 +126,7 @@ def _check_bias(index: CorrectedIndex, stored: Items) -> list[str]:
         items = corrector.open(stored.vectors, "items")
         if corrector.groups is None:
             right = bias_values(corrector, items)
-        else:  # the engine doesn't know the groups: each item must have the bias of one of them
+        else:  # the engine doesn't store groups: an item must have the bias of one of them
             one = [next(iter(corrector.groups))] * len(items)
             plain = corrector.values_for(items, one) - corrector.groups[one[0]]
             offsets = np.array(list(corrector.groups.values()))
@@ -147,16 +147,18 @@ def _check_bias(index: CorrectedIndex, stored: Items) -> list[str]:
 def _check_rows(index: CorrectedIndex, stored: Items, gallery: Source, ids: Any) -> list[str]:
     corrector = index.corrector
     if corrector is None:
-        raise NNNormError("to compare a gallery, open the index with its corrector")
+        raise NNNormError("to compare a gallery, pass the corrector of the index (--corrector)")
     items = corrector.open(gallery, "gallery")
     named = items.ids if ids is None else ids
     given = np.arange(len(items)) if named is None else check_ids(named, len(items))
     place = {own: row for row, own in enumerate(given.tolist())}
     there = np.array([place.get(own, -1) for own in stored.ids.tolist()], dtype=np.int64)
     known = there >= 0
+    if not known.any():
+        return ["none of the gallery's ids is in it: pass the ids (--ids) that it was built with"]
     problems = []
     if n_missing := len(given) - int(known.sum()):
-        problems.append(f"it lacks {n_missing:,} items of the gallery: add them")
+        problems.append(f"{n_missing:,} items of the gallery are missing: add them")
     if n_others := int((~known).sum()):
         problems.append(
             f"it has {n_others:,} items that aren't in the gallery: verify with all items, or "
@@ -166,5 +168,5 @@ def _check_rows(index: CorrectedIndex, stored: Items, gallery: Source, ids: Any)
     far = np.linalg.norm(stored.vectors[known] - right, axis=1)
     n_wrong = int((far > _NEAR * np.linalg.norm(right, axis=1)).sum())
     if n_wrong:
-        problems.append(f"{n_wrong:,} items have other vectors than the gallery: upsert them")
+        problems.append(f"{n_wrong:,} items differ from the gallery: replace them with upsert")
     return problems

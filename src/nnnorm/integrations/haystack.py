@@ -1,8 +1,8 @@
 """Haystack (`pip install 'nnnorm[haystack]'`): components to place after the embedders.
 
 `DocumentCorrector` extends the embeddings of documents before they are written, and
-`QueryCorrector` that of a query before the search. The document store may compare by cosine or
-inner product. A pipeline is saved with the path of the corrector and its fingerprint.
+`QueryCorrector` extends that of a query before the search. The document store may use cosine or
+inner product. A saved pipeline has the path and the fingerprint of the corrector.
 """
 
 import os
@@ -21,7 +21,7 @@ from haystack import Document, component, default_to_dict  # noqa: E402
 class _Component(VectorCorrector):
     """A component that a pipeline saves as the path and the fingerprint of its corrector."""
 
-    settings: ClassVar[tuple[str, ...]] = ()  # saved too
+    settings: ClassVar[tuple[str, ...]] = ()  # also saved
 
     def __init__(
         self, corrector: Correction, weight: float | None = None, fingerprint: str | None = None
@@ -31,7 +31,7 @@ class _Component(VectorCorrector):
         if fingerprint not in (None, self.corrector.fingerprint):
             raise NNNormError(
                 f"the corrector {self.path or 'given'} must have the fingerprint {fingerprint}; "
-                f"got {self.corrector.fingerprint}. Give the corrector that the stored documents "
+                f"got {self.corrector.fingerprint}. Pass the corrector that the stored documents "
                 "were written with, or write all documents again and save the pipelines again"
             )
 
@@ -40,7 +40,7 @@ class _Component(VectorCorrector):
         if self.path is None:
             raise NNNormError(
                 "a pipeline with a corrector in memory can't be saved; save the corrector first "
-                "and make the component with its path"
+                "and create the component with its path"
             )
         saved = {name: getattr(self, name) for name in self.settings}
         saved |= {"corrector": self.path, "fingerprint": self.corrector.fingerprint}
@@ -60,7 +60,7 @@ class DocumentCorrector(_Component):
         vectors = [document.embedding for document in documents]
         if None in vectors:
             raise NNNormError(
-                f"every document must have an embedding, and {documents[vectors.index(None)].id} "
+                f"every document must have an embedding, but {documents[vectors.index(None)].id} "
                 "has none; put a document embedder before this component"
             )
         pairs = zip(documents, self.extend_items(vectors), strict=True)

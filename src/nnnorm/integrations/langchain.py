@@ -49,7 +49,7 @@ class CorrectedEmbeddings(VectorCorrector, Embeddings):
 def search_with_confidence(
     store: VectorStore, query: str, k: int = 4, *, metric: Target = "cosine", **options: Any
 ) -> list[Document]:
-    """Search a store of `CorrectedEmbeddings`; ``metadata["confidence"]`` is that of the query.
+    """Search a store of `CorrectedEmbeddings`; ``metadata["confidence"]`` rates the search.
 
     `metric` is the type of the store's scores: cosines, inner products or squared distances.
     """

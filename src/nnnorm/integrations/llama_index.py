@@ -26,7 +26,7 @@ class CorrectedEmbedding(BaseEmbedding):
     model: SerializeAsAny[BaseEmbedding]
     vectors: Any = Field(exclude=True)
     weight: float | None = None
-    # What is cached of a text, by an ingestion pipeline for one, depends on it.
+    # Caches, such as that of an ingestion pipeline, depend on it.
     fingerprint: str = ""
 
     def __init__(
@@ -49,7 +49,7 @@ class CorrectedEmbedding(BaseEmbedding):
 
     @classmethod
     def class_name(cls) -> str:
-        """Name of this class in LlamaIndex's files."""
+        """Return the name of this class in LlamaIndex's files."""
         return "CorrectedEmbedding"
 
     def _get_text_embedding(self, text: str) -> Vector:
@@ -72,7 +72,7 @@ class CorrectedEmbedding(BaseEmbedding):
         return self._extend_query(await self.model.aget_query_embedding(query))
 
     def _extend_query(self, vector: Vector) -> Vector:
-        # The weight is a field, which may have been set since.
+        # The weight is a field, so it may have changed.
         return VectorCorrector(self.vectors.corrector, self.weight).extend_query(vector)
 
 
@@ -87,7 +87,7 @@ class ConfidenceRater(BaseNodePostprocessor):
 
     @classmethod
     def class_name(cls) -> str:
-        """Name of this class in LlamaIndex's files."""
+        """Return the name of this class in LlamaIndex's files."""
         return "ConfidenceRater"
 
     def _postprocess_nodes(

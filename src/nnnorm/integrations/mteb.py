@@ -28,16 +28,16 @@ class CorrectedIndex:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the documents, and a corrector that was fitted to them."""
+        """Remove the documents, and a corrector that was fitted to them."""
         self._corrector: Corrector | None = None
         self._parts: list[FloatArray] = []
         self._rows: dict[str, int] = {}
 
     def add_documents(self, embeddings: Any, idxs: Sequence[str]) -> None:
-        """Add the documents of a corpus, or some more of them."""
+        """Add documents of a corpus."""
         rows = _to_array(embeddings)
         if len(rows) != len(idxs):
-            raise NNNormError(f"every document needs an id; got {len(rows)} and {len(idxs)} ids")
+            raise NNNormError(f"got {len(rows)} documents and {len(idxs)} ids; pass one id each")
         if self._corrector is None:
             given = self._given
             self._corrector = open_corrector(given(rows) if callable(given) else given)
@@ -55,7 +55,7 @@ class CorrectedIndex:
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         query_idx_to_id: Mapping[int, str] | None = None,
     ) -> Found:
-        """Find the best documents of every query, of all or of those that are ranked already."""
+        """Find the best documents of every query, among all or among those in `top_ranked`."""
         if self._corrector is None:
             raise NNNormError("there are no documents yet; call add_documents first")
         if len(self._parts) > 1:
@@ -65,7 +65,7 @@ class CorrectedIndex:
             found = search(asked, stored, k=min(top_k, len(stored)), normalize=False)
             return found.scores.tolist(), found.indices.tolist()
         if query_idx_to_id is None:
-            raise NNNormError("top_ranked needs query_idx_to_id, which names the queries")
+            raise NNNormError("top_ranked needs query_idx_to_id, with the ids of the queries")
         ranked = [top_ranked.get(query_idx_to_id[n], ()) for n in range(len(asked))]
         places = [[self._rows[own] for own in own_ids] for own_ids in ranked]
         scores = [stored[rows] @ query for rows, query in zip(places, asked, strict=True)]
@@ -83,7 +83,7 @@ def name_model(model: Any, corrector: Given, *, revision: str | None = None) -> 
     if callable(corrector):
         if not revision:
             problem = "a function that fits a corrector needs a revision"
-            raise NNNormError(f"{problem}; name one, such as revision='train-queries-1'")
+            raise NNNormError(f"{problem}; pass one, such as revision='train-queries-1'")
     else:
         corrector = open_corrector(corrector)
         revision = revision or corrector.fingerprint[:16]
@@ -92,7 +92,7 @@ def name_model(model: Any, corrector: Given, *, revision: str | None = None) -> 
     about = model.mteb_model_meta
     parts = [part for part in (about.revision, "nnnorm", revision) if part]
     own = {"name": f"{about.name}+nnnorm", "revision": "-".join(parts), "adapted_from": about.name}
-    own["loader"] = None  # that of the model would load it without the correction
+    own["loader"] = None  # the model's own loader would omit the correction
     wrapped.mteb_model_meta = about.model_copy(update=own)
     return wrapped
 

@@ -1,7 +1,7 @@
-"""Extends vectors in the format of these libraries: lists of floats.
+"""Extend vectors in the format of these libraries: lists of floats.
 
-An item gets two coordinates with its bias, and a query two with the weight. Empty lists stay empty:
-libraries pass them, and a corrector would reject them.
+An item gets two coordinates with its bias, and a query two with the weight. Empty lists stay empty,
+because libraries pass them and a corrector would reject them.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class VectorCorrector:
     def measure_confidence(
         self, scores: Sequence[float | None], query: Sequence[float], metric: Target
     ) -> float | None:
-        """Confidence of one search in a store, None without hits; `query` is an extended one."""
+        """Return the confidence of a search, or None without hits; `query` is extended already."""
         if not len(scores):
             return None
         given = np.array([scores], dtype=np.float64)  # None becomes NaN, which is rejected

@@ -54,17 +54,23 @@ def find_method(name: str) -> tuple[type[Method], Variant]:
     return _BY_NAME[name]
 
 
+def list_params(name: str) -> list[str]:
+    """List the parameters of a method, by its command-line name."""
+    kind, variant = find_method(name)
+    return [part.name for part in fields(kind) if part.name not in variant.fixed]
+
+
 def make_method(name: MethodName, **params: Any) -> Method:
     """Create a method from its command-line name and its parameters."""
     kind, variant = find_method(name)
-    takes = [part for part in fields(kind) if part.name not in variant.fixed]
-    names = [part.name for part in takes]
+    names = list_params(name)
     if unknown := [param for param in params if param not in names]:
         raise NNNormError(
             f"method {name} takes {', '.join(names) or 'no parameters'}; got {', '.join(unknown)}"
         )
     given = {**variant.preset, **params}
-    missing = [part.name for part in takes if part.default is MISSING and part.name not in given]
+    required = (part.name for part in fields(kind) if part.default is MISSING)
+    missing = [param for param in required if param not in (*variant.fixed, *given)]
     if missing:
         raise NNNormError(f"method {name} needs {' and '.join(missing)}; pass numbers (--set)")
     method = kind(**variant.fixed, **given)

@@ -182,7 +182,7 @@ class Statistics:
         """Return the error for a k that is larger than the bank."""
         size = describe_size(self.n_given, self.n_references)
         return NNNormError(
-            f"reference_k is {reference_k}, but there are only {size}; pass more references or a "
+            f"reference_k is {reference_k}, but there are only {size}; pass more, or a "
             "smaller reference_k"
         )
 
@@ -504,6 +504,7 @@ class Method(ABC):
         """Open gallery, references and gallery bank; raise if the method uses no gallery bank."""
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
+        embeddings.check_same_dim(items, past)
         embeddings.check_same_norms(items, past, normalize=normalize)
         if gallery_references is None:
             return items, past, None
@@ -605,5 +606,5 @@ def warn_of_mismatch(bias: Bias) -> None:
         warn(
             f"the past queries {describe_mismatch(bias)}, so the correction is reduced to "
             f"{bias.params['match']:.0%}; pass more past queries from this search, or a few dozen "
-            "recent ones (recent=, --recent); for a mixed gallery, pass groups (--groups)"
+            "recent ones as recent (--recent); for a mixed gallery, pass groups (--groups)"
         )

@@ -21,6 +21,7 @@ class CSLS(Method):
 
     Examples
     --------
+    >>> from nnnorm import CSLS
     >>> CSLS(reference_k=2).fit_scores([[0.25, 0.75, 0.0]]).correction.tolist()
     [0.25]
     """

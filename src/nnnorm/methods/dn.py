@@ -20,6 +20,7 @@ class DN(Method):
 
     Examples
     --------
+    >>> from nnnorm import DN
     >>> DN(weight=0.5).fit_scores([[0.25, 0.75]]).correction.tolist()
     [0.25]
     """

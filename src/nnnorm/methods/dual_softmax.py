@@ -48,6 +48,7 @@ class DualSoftmax(Method):
     Examples
     --------
     >>> import numpy as np
+    >>> from nnnorm import DualSoftmax
     >>> method = DualSoftmax(beta_query=50.0, beta_gallery=10.0)
     >>> method.fit(np.eye(3), np.eye(3), gallery_references=np.eye(3)).method
     'dualis'

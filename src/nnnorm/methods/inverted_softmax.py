@@ -31,6 +31,7 @@ class InvertedSoftmax(Method):
 
     Examples
     --------
+    >>> from nnnorm import InvertedSoftmax
     >>> InvertedSoftmax(beta=1e6).fit_scores([[0.25, 0.5]]).values.round(4).tolist()
     [0.5]
     """

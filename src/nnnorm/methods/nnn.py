@@ -75,10 +75,12 @@ class NNN(Method):
     Examples
     --------
     >>> import numpy as np
+    >>> from nnnorm import NNN
     >>> rng = np.random.default_rng(0)
-    >>> bias = NNN().fit(rng.normal(size=(40, 8)), rng.normal(size=(100, 8)))
-    >>> bias.params["reference_k"], 0 <= bias.weight <= 0.5
-    (8, True)
+    >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(100, 8))
+    >>> bias = NNN().fit(gallery, references, normalize=True)
+    >>> bias.params["reference_k"], bias.values.shape
+    (8, (40,))
     """
 
     reference_k: int | Auto = "auto"
@@ -105,6 +107,7 @@ class NNN(Method):
 
         Examples
         --------
+        >>> from nnnorm import NNN
         >>> NNN.paper()
         NNN(reference_k=128, alpha=0.75)
         """

@@ -30,6 +30,7 @@ class Sinkhorn(Method):
 
     Examples
     --------
+    >>> from nnnorm import Sinkhorn
     >>> Sinkhorn(tau=0.1).fit_scores([[0.5, 0.5], [0.1, 0.1]]).values.round(2).tolist()
     [0.5, 0.1]
     """

@@ -7,6 +7,7 @@ used.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from nnnorm.calibration import Calibration
 from nnnorm.errors import NNNormError, require
 from nnnorm.evaluation import Audit, Cell, Comparison, Tuning, expect_occurrences
+from nnnorm.evaluation.hubness import name_places
 from nnnorm.files import write_whole
 from nnnorm.methods import NNN, describe_setting, label_method
 from nnnorm.report.tables import MANY_QUERIES
@@ -132,15 +134,14 @@ def plot_occurrences(
     axes.set_ylim(bottom=0.7)
     never = " → ".join(f"{(some == 0).sum():,}" for some in counts)
     where: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": "top"}
+    where["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the grid
     axes.text(0.99, 0.97, f"never: {never} of {n_items:,} items", fontweight="bold", **where)
-    places = "top-1" if k == 1 else f"in the top {k}"
+    places = name_places(k)
     steps = "" if width == 1 else f" in steps of {width} queries"
     title = title or f"How often each of {n_items:,} items is {places}"
     label_axes(axes, title, f"queries for which the item is {places}", f"items{steps}, log scale")
-    for axis in (axes.xaxis, axes.yaxis):  # commas, and millions as such
-        axis.set_major_formatter(
-            lambda value, _: f"{value / 1e6:,.10g} M" if value >= 1e6 else f"{value:,.10g}"
-        )
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,.10g}")
     add_legend(figure, axes.get_legend_handles_labels()[0])
     return figure
 
@@ -150,16 +151,21 @@ def plot_grid(tuning: Tuning) -> "Figure":
     cells = [cell for cell in tuning.grid if _is_on_map(cell)]
     if not cells:
         raise NNNormError("this tuning has no cells of NNN to plot; tune with 'nnn' among methods")
-    ks = sorted({cell.params["reference_k"] for cell in cells})
-    alphas = sorted({cell.params["alpha"] for cell in cells})
+    alphas, ks = (_of_several(cells, name) for name in ("alpha", "reference_k"))
 
-    def place(cell: Cell) -> tuple[int, int]:
-        return alphas.index(cell.params["alpha"]), ks.index(cell.params["reference_k"])
+    def place(cell: Cell) -> tuple[int, int, bool]:
+        """The nearest row and column, and whether it is that setting."""
+        alpha, k = cell.params["alpha"], cell.params["reference_k"]
+        row = int(np.argmin(np.abs(np.subtract(alphas, alpha))))
+        column = int(np.argmin(np.abs(np.log(ks) - np.log(k))))
+        return row, column, (alpha, k) == (alphas[row], ks[column])
 
     figure, axes = make_figure(1.9 + 0.29 * min(max(len(alphas), 4), 16))
     recalls = np.full((len(alphas), len(ks)), np.nan)
     for cell in cells:
-        recalls[place(cell)] = 100 * cell.recall_at_1
+        row, column, is_exact = place(cell)
+        if is_exact:
+            recalls[row, column] = 100 * cell.recall_at_1
     baseline = 100 * tuning.uncorrected.recall_at_1
     gain, loss = np.nanmax(recalls) - baseline, baseline - np.nanmin(recalls)
     # As much color for a point lost as for a point gained; far losses may run off the scale.
@@ -179,13 +185,14 @@ def plot_grid(tuning: Tuning) -> "Figure":
     patches = require("matplotlib.patches", "plots")
     handles = []
     for cell, name, style, inset in (
-        (tuning.best_by_rule, "best by one-standard-error rule", "-", 0.03),
-        (tuning.best_by_maximum, "best by maximum", ":", 0.1),
+        (tuning.best_by_rule, "one-standard-error rule", "-", 0.03),
+        (tuning.best_by_maximum, "maximum", ":", 0.1),
     ):
         look = {"fill": False, "linewidth": 1.8, "linestyle": style, "edgecolor": INK}
         what = describe_setting(cell.method, cell.params, ", ")
         if _is_on_map(cell):
-            row, column = place(cell)
+            row, column, is_exact = place(cell)
+            what = what if is_exact else f"near {what}"
             corner, size = (column + inset, row + inset), 1 - 2 * inset
             axes.add_patch(patches.Rectangle(corner, size, size, **look))
         else:
@@ -235,24 +242,26 @@ def plot_audit(audit: Audit) -> "Figure":
     is_few = len(audit.queries) <= MANY_QUERIES
     figure, panels = make_panels(1.6 + 0.19 * len(audit.queries) if is_few else 3.8, len(metrics))
     order = np.argsort(audit.before[metrics[0]], kind="stable")
-    places, size = np.arange(len(order)), 1.0 if is_few else 0.2
+    places = np.arange(len(order))
     for axes, metric in zip(panels, metrics, strict=True):
-        line, before = audit.line(metric), audit.before[metric][order]
-        # A dot before and a dot after, joined, for each query.
-        axes.scatter(before, places, s=52 * size, color=ORANGE, zorder=3, label="before")
-        axes.axvline(line.before.mean, color=ORANGE, linestyle="--", label="mean before")
-        if line.after is not None:
-            after = audit.after[metric][order]
-            axes.hlines(places, before, after, color="#C9C9C9", linewidth=2 * size, zorder=2)
-            look: dict[str, Any] = {"s": 18 * size, "marker": "D", "zorder": 4, "label": "after"}
-            axes.scatter(after, places, color=BLUE, **look)
-            axes.axvline(line.after.mean, color=BLUE, linestyle="--", label="mean after")
+        values = [some[metric] for some in (audit.before, audit.after) if some]
+        if is_few and len(values) == 2:  # a dot before and a dot after, joined, for each query
+            was, now = (some[order] for some in values)
+            axes.hlines(places, was, now, color="#C9C9C9", linewidth=2, zorder=1)
+        looks = (("before", ORANGE, "o", 52), ("after", BLUE, "D", 18))
+        for some, (name, color, marker, size) in zip(values, looks, strict=False):
+            look: dict[str, Any] = {"color": color, "label": name, "zorder": 3}
+            if is_few:
+                axes.scatter(some[order], places, s=size, marker=marker, **look)
+            else:  # each sorted by itself
+                axes.plot(np.sort(some), places, linewidth=2, **look)
+            axes.axvline(some.mean(), color=color, linestyle="--", label=f"mean {name}")
         label_axes(axes, "", metric, "")
-    panels[0].set_title("Groups retrieved, query by query", loc="left", fontweight="bold")
+    panels[0].set_title("Groups retrieved per query", loc="left", fontweight="bold")
     if is_few:
         panels[0].set_yticks(places, [audit.queries[query] for query in order], fontsize=8.5)
     else:
-        panels[0].set(ylabel="queries", yticks=[])
+        panels[0].set(ylabel="queries, sorted", yticks=[])
     note = f"bias@k = ({' − '.join(audit.difference)})/k" if audit.difference else None
     add_legend(figure, panels[0].get_legend_handles_labels()[0], note)
     return figure
@@ -270,9 +279,15 @@ def plot_reliability(calibration: Calibration) -> "Figure":
     axes.errorbar(means, shares, error, color=BLUE, fmt="o-", label="a tenth of the labels, ± 1 SE")
     axes.set(xlim=(0, 1), ylim=(0, 1))
     title = f"{curve.n_labels:,} labels; calibration error {curve.calibration_error:.3f}"
-    label_axes(axes, title, "probability", "first hit right")
+    label_axes(axes, title, "probability that the first hit is right", "share of right first hits")
     add_legend(figure, axes.get_legend_handles_labels()[0])
     return figure
+
+
+def _of_several(cells: Sequence[Cell], name: str) -> list[float]:
+    """The values of a parameter that have a row or column of cells, not just one."""
+    found = Counter(cell.params[name] for cell in cells)
+    return sorted(one for one in found if found[one] >= min(2, max(found.values())))
 
 
 def _is_on_map(cell: Cell) -> bool:

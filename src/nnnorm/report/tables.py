@@ -15,6 +15,7 @@ from nnnorm import evaluation
 from nnnorm.calibration import Calibration
 from nnnorm.dedup import describe_size
 from nnnorm.errors import printable
+from nnnorm.evaluation.hubness import name_places
 from nnnorm.methods import NO_CORRECTION, describe_setting
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def tabulate_results(
             setting = _NOT_CHOSEN
         cells = *_recalls(result), show_gain(result.gain), str(result.hubness.max)
         rows.append((result.method, setting, *cells))
-    notes = [*notes, f"most: hits of the most retrieved item. {_INCLUDES_ZERO}"]
+    notes = [*notes, f"most: how often the most retrieved item is top-1. {_INCLUDES_ZERO}"]
     if any(row[1] == _NOT_CHOSEN for row in rows):
         notes.append(f"{_NOT_CHOSEN}: no setting did better than no correction, which is used.")
     columns = ("method", "setting", "R@1", "R@5", "R@10", "gain in R@1", "most")
@@ -216,8 +217,9 @@ def tabulate_diagnosis(diagnosis: evaluation.Diagnosis) -> tuple[Table, Table]:
     null = diagnosis.null_model
     statistics = [some for some in (diagnosis.before, diagnosis.after) if some]
     models = [some for some in (null, diagnosis.null_model_after) if some]
-    found = ", then ".join(model.severity for model in models).replace("none", "none visible")
-    notes = [f"Hubs: {found} in {diagnosis.n_queries:,} queries."]
+    found = " before, ".join(model.severity for model in models).replace("none", "none visible")
+    when = " after" if len(models) > 1 else ""
+    notes = [f"Hubs in {diagnosis.n_queries:,} queries: {found}{when}."]
     if diagnosis.k > 1 and diagnosis.n_queries < diagnosis.n_gallery:
         notes.append(
             "With fewer queries than items, the first 10 places are counted; small hubs only show "
@@ -272,14 +274,14 @@ def tabulate_drift(drift: evaluation.Drift) -> Table:
         ("with this corrector", drift.hub_share),
         ("after a refit", drift.hub_share_refitted),
     ):
-        if share is not None:
-            cells[f"hits that go to hubs {when}"] = f"{100 * share:.1f} %"
+        cells[f"hits that go to hubs {when}"] = f"{100 * share:.1f} %"
     verdict = drift.verdict.capitalize()
     title = f"{verdict}: {drift.n_queries:,} queries, {drift.n_references:,} past queries"
     notes = [f"{reason[0].upper()}{reason[1:]}." for reason in drift.reasons]
     notes.append(
-        f"Hubs: items with at least twice the mean number of hits, counted over {drift.n_items:,} "
-        "items, as `nnnorm evaluate` does."
+        f"Hubs: items that are {name_places(drift.k)} at least twice as often as average, of "
+        f"{drift.n_items:,} items (without --gallery, a sample). Compare shares only for equal "
+        "numbers of queries and items."
     )
     return Table(title, ("", "today"), tuple(cells.items()), tuple(notes))
 
@@ -309,7 +311,7 @@ def tabulate_scan(scan: evaluation.Scan) -> Table:
     n_bad, n_watched = scan.count("remove"), scan.count("watch")
     found = f"{n_bad:,} to remove" if n_bad else "Nothing to remove"
     found += f" and {n_watched:,} to watch" if n_watched else ""
-    title = f"{found} among {scan.n_items:,} items, by {scan.n_references:,} references"
+    title = f"{found} among {scan.n_items:,} items"
     rows = []
     for outlier in scan.outliers:
         score = "" if outlier.score is None else f"{outlier.score:.1f}"
@@ -338,7 +340,7 @@ def tabulate_check(check: evaluation.Check) -> Table:
     }
     title = f"{check.n_queries:,} queries, {check.n_gallery:,} items"
     if check.n_references is not None:
-        title += f", {check.n_references:,} references"
+        title += f", {check.n_references:,} past queries"
     notes = (
         f"most: hits of the most retrieved item, {check.hubs.places}; never: items without hits. "
         f"By chance: every {'wrong ' if has_truth else ''}hit is assigned to a random item "

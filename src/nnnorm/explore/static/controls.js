@@ -1,5 +1,5 @@
 // The setting: method, its sliders, filters, and what can be taken out.
-import { state, about, change, keepFocus, make, setting, address, isRecorded, saveText, say } from "./core.js";
+import { state, about, change, keepFocus, make, setting, address, isRecorded, saveText, say, withOptions } from "./core.js";
 
 const HINTS = {
   reference_k: "an item’s bias is the mean of its k best scores with past queries",
@@ -125,7 +125,7 @@ function drawMenu() {
       make("h3", {}, "This setting on the command line"), commands,
       make("div", { class: "row" }, copy, links,
         make("button", { class: "button", type: "button", onclick: () => saveText("setting.json", JSON.stringify(shown, null, 2)) }, "Setting as JSON")),
-      isRecorded ? null : make("p", { class: "soft small" }, "The outlier list has the ids that nnnorm scan would remove, one per line, for nnnorm index delete --ids. Use the bias with nnnorm search --bias.")));
+      isRecorded ? null : make("p", { class: "soft small" }, withOptions("The outlier list has the ids that nnnorm scan would remove, one per line, for nnnorm index delete --ids. Use the bias with nnnorm search --bias."))));
   closeOnEscape(menu);
   return menu;
 }
@@ -142,7 +142,7 @@ function refresh(root) {
     input.parentElement.querySelector("output").textContent = write(value);
   }
   const n_filters = Object.keys(state.where).length, filters = root.querySelector("#filters");
-  if (filters) filters.textContent = n_filters ? `Filter: ${Object.values(state.where).join(", ")}` : "Filter";
+  if (filters) filters.textContent = n_filters ? `Filter: ${n_filters > 1 ? n_filters : Object.values(state.where)}` : "Filter";
   for (const name of Object.keys(about.filters)) {
     root.querySelector(`#filter-${CSS.escape(name)}`).value = state.where[name] || "";
   }

@@ -21,7 +21,7 @@ export function readAddress() {
   for (const name of PARAMS) {
     if (given.has(name)) {
       const text = given.get(name);
-      state.params[name] = name === "center" ? text === "true" : Number(text);
+      state.params[name] = name === "center" ? text === "true" : Number.isNaN(Number(text)) ? text : Number(text);
     }
   }
   for (const name of ["query", "item", "hub"]) {
@@ -212,6 +212,12 @@ export function percent(share, digits = 1) {
   return `${(100 * share).toFixed(digits)} %`;
 }
 
+// With a minus sign, and no minus before a zero.
+export function fixed(value, digits) {
+  const text = Math.abs(value).toFixed(digits);
+  return value < 0 && Number(text) ? `−${text}` : text;
+}
+
 export function pictureOf(item) {
   if (isRecorded) return withPicture.has(item) ? `pictures/${item}.png` : null;
   return about.has_pictures ? `/api/picture?item=${item}` : null;
@@ -234,6 +240,11 @@ export function thumb(known, item, press, title = "") {
   const label = `${nameOf(known, item)}${title ? `, ${title}` : ""}`;
   if (!press) return make("li", { title: label }, inside);
   return make("li", {}, make("button", { "aria-label": label, title: label, "data-key": item, onclick: press }, inside));
+}
+
+// Options, and the commands that take them, stay in one piece.
+export function withOptions(text) {
+  return text.split(/((?:nnnorm (?:index delete|search) )?--[a-z-]+(?: [A-Z]+)?)/).map((part, n) => (n % 2 ? make("code", {}, part) : part));
 }
 
 export function waiting(text) {

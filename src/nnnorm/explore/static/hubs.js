@@ -1,5 +1,5 @@
 // Items that are top-1 too often, and those that never are.
-import { state, about, change, ask, askUntilReady, canAsk, make, searchWith, setting, whereList, live, keepFocus, nameOf, picture, thumb, count, hitName, percent, isNarrow, svgChart, waiting } from "./core.js";
+import { state, about, change, ask, askUntilReady, canAsk, make, searchWith, setting, whereList, live, keepFocus, nameOf, picture, thumb, count, hitName, percent, fixed, isNarrow, svgChart, waiting } from "./core.js";
 import { learn } from "./controls.js";
 
 export function hubsView(root) {
@@ -9,7 +9,7 @@ export function hubsView(root) {
   const detail = make("section", { class: "panel", id: "detail", "aria-live": "polite" }, waiting("Reading the queries of the hub"));
   const never = make("div", { class: "stack" });
   const words = make("p", { class: "soft small" });
-  const head = make("tr", {}, ...["item", "before", "after", "wrong", "bias", "z", "scan"].map((name, place) => make("th", {
+  const head = make("tr", {}, ...["item", "before", "after", ...(about.has_truth ? ["wrong"] : []), "bias", "z", "scan"].map((name, place) => make("th", {
     scope: "col", class: ["bias", "z", "wrong"].includes(name) ? "extra" : null,
     title: { before: `times ${hitName()}, uncorrected`, after: `times ${hitName()}, corrected`, wrong: "share of these hits that are wrong", bias: "subtracted from its scores", z: "robust z-score of its bias", scan: "the result of nnnorm scan: adversarial or corrupt?" }[name],
   }, place ? name : "item")));
@@ -31,9 +31,9 @@ export function hubsView(root) {
     const found = await ask("hubs", { ...setting(), where: whereList() });
     learn(found.setting);
     drawHubTiles(tiles, found);
-    drawHistogram(chart, found);
-    words.textContent = `${count(about.n_sampled)} queries${about.n_sampled < about.n_queries ? ` of ${count(about.n_queries)}, drawn at random,` : ""} on ${count(about.n_gallery)} items. ${found.n_uncertain ? `${count(found.n_uncertain)} of them may not be exact. ` : ""}The vertical scale is logarithmic.`;
-    if (state.hub === undefined && found.hubs.length) state.hub = found.hubs[0];
+    const step = drawHistogram(chart, found);
+    words.textContent = `${count(about.n_sampled)} queries${about.n_sampled < about.n_queries ? ` of ${count(about.n_queries)}, drawn at random,` : ""} on ${count(about.n_gallery)} items. ${step > 1 ? `Each bar spans ${step} counts. ` : ""}${found.n_uncertain ? `${count(found.n_uncertain)} of them may not be exact. ` : ""}The vertical scale is logarithmic.`;
+    if (state.hub === undefined) state.hub = found.hubs[d3.greatest(d3.range(found.hubs.length), (place) => found.hub_before[place] - found.hub_after[place])];
     drawTable(rows, found);
     drawNever(never, found);
     await drawDetail(detail);
@@ -59,25 +59,26 @@ function drawHubTiles(root, { before, after, n_never_before, n_never, n_back, n_
 
 function drawHistogram(root, found) {
   const width = Math.min(640, root.clientWidth || 640), height = width < 450 ? 210 : 250, margin = { left: 44, right: 12, top: 12, bottom: 36 };
-  const most = found.histogram_before.length - 1;
+  const step = 1 + Math.floor(found.expected.length / 60), n_bars = Math.ceil(found.expected.length / step);
+  const [before, after, expected] = ["histogram_before", "histogram_after", "expected"].map((name) => d3.range(n_bars).map((n) => d3.sum(found[name].slice(n * step, (n + 1) * step))));
   const svg = svgChart(width, height, `Histogram of how often items are ${hitName()}: at most ${found.before.max} times before, ${found.after.max} after`);
-  const highest = Math.max(d3.max(found.histogram_before), d3.max(found.histogram_after), d3.max(found.expected));
-  const x = d3.scaleLinear([0, most + 1], [margin.left, width - margin.right]);
+  const highest = d3.max([...before, ...after, ...expected]);
+  const x = d3.scaleLinear([0, n_bars * step], [margin.left, width - margin.right]);
   const y = d3.scaleLog([0.5, highest * 1.3], [height - margin.bottom, margin.top]).clamp(true);
-  const area = d3.area().x((_, n) => x(n)).y0(y(0.5)).y1((value) => y(Math.max(0.5, value))).curve(d3.curveStepAfter);
-  const line = d3.line().x((_, n) => x(n)).y((value) => y(Math.max(0.5, value))).curve(d3.curveStepAfter);
-  for (const name of ["before", "after"]) {
-    const values = [...found[`histogram_${name}`], 0.5];
-    svg.append("path").attr("class", `area-${name}`).attr("d", area(values));
-    svg.append("path").attr("class", `line-${name}`).attr("d", line(values));
+  const area = d3.area().x((_, n) => x(n * step)).y0(y(0.5)).y1((value) => y(Math.max(0.5, value))).curve(d3.curveStepAfter);
+  const line = d3.line().x((_, n) => x(n * step)).y((value) => y(Math.max(0.5, value))).curve(d3.curveStepAfter);
+  for (const [name, values] of [["before", before], ["after", after]]) {
+    svg.append("path").attr("class", `area-${name}`).attr("d", area([...values, 0.5]));
+    svg.append("path").attr("class", `line-${name}`).attr("d", line([...values, 0.5]));
   }
-  const expected = Array.from(found.expected).map((value, n) => [n + 0.5, value]).filter(([, value]) => value >= 0.5);
-  svg.append("path").attr("class", "line-null").attr("d", d3.line(([n]) => x(n), ([, value]) => y(value)).curve(d3.curveMonotoneX)(expected));
-  svg.append("g").attr("transform", `translate(0,${height - margin.bottom})`).call(d3.axisBottom(x).ticks(Math.min(10, most + 1)).tickFormat(d3.format("d")));
+  const chance = expected.map((value, n) => [(n + 0.5) * step, value]).filter(([, value]) => value >= 0.5);
+  svg.append("path").attr("class", "line-null").attr("d", d3.line(([n]) => x(n), ([, value]) => y(value)).curve(d3.curveMonotoneX)(chance));
+  svg.append("g").attr("transform", `translate(0,${height - margin.bottom})`).call(d3.axisBottom(x).ticks(Math.min(10, n_bars)).tickFormat(d3.format("d")));
   svg.append("g").attr("transform", `translate(${margin.left},0)`).call(d3.axisLeft(y).ticks(4, "~s").tickSizeOuter(0));
   svg.append("text").attr("x", width - margin.right).attr("y", height - 4).attr("text-anchor", "end").text(`times ${hitName()}`);
   svg.append("text").attr("x", 2).attr("y", 10).text("items");
   root.replaceChildren(svg.node());
+  return step;
 }
 
 function drawTable(rows, found) {
@@ -89,9 +90,9 @@ function drawTable(rows, found) {
       picture(found.items, item), make("span", {}, nameOf(found.items, item)))),
     make("td", {}, count(found.hub_before[place])),
     make("td", {}, make("b", {}, count(found.hub_after[place]))),
-    make("td", { class: "extra" }, found.hub_wrong[place] < 0 ? "–" : percent(found.hub_wrong[place], 0)),
-    make("td", { class: "extra" }, found.hub_bias[place].toFixed(3)),
-    make("td", { class: "extra" }, found.hub_z[place].toFixed(1)),
+    about.has_truth ? make("td", { class: "extra" }, percent(found.hub_wrong[place], 0)) : null,
+    make("td", { class: "extra" }, fixed(found.hub_bias[place], 3)),
+    make("td", { class: "extra" }, fixed(found.hub_z[place], 1)),
     make("td", {}, found.scan_is_ready ? make("span", { class: `pill ${found.verdicts[place]}` }, found.verdicts[place]) : make("span", { class: "soft" }, "…"))))));
 }
 
@@ -106,10 +107,10 @@ async function drawDetail(root) {
   keepFocus(root, () => root.replaceChildren(make("div", { class: "stack" },
     make("div", { class: "hero" }, picture(found.items, state.hub), make("div", {},
       make("h2", {}, name), make("p", {}, facts.join(" ")),
-      make("p", { class: "soft small" }, `id ${found.items[state.hub].id}, bias ${found.bias.toFixed(3)} (z ${found.bias_z.toFixed(1)})${found.scan_is_ready ? `, scan: ${found.verdict}${found.reasons.length ? `: ${found.reasons.join("; ")}` : ""}` : ""}`))),
+      make("p", { class: "soft small" }, `id ${found.items[state.hub].id}, bias ${fixed(found.bias, 3)} (z ${fixed(found.bias_z, 1)})${found.scan_is_ready ? `, scan: ${found.verdict}${found.reasons.length ? `: ${found.reasons.join("; ")}` : ""}` : ""}`))),
     make("h3", {}, found.n_wrong === null ? `Queries with this item ${about.hit_k === 1 ? "as top-1" : hitName()}` : "Queries for which it is wrong"),
     groups.length ? make("div", { class: "groups scroll", tabindex: "0", "data-key": "groups", role: "region", "aria-label": "Queries that it answered" }, groups.map((group) => make("div", { class: "group" },
-      group.length > 1 ? make("p", { class: "soft small" }, `${count(group.length)} similar queries${group.length > 6 ? ", six of them" : ""}`) : null,
+      group.length > 1 ? make("p", { class: "soft small" }, `${count(group.length)} similar queries${group.length > 6 ? ", 6 shown" : ""}`) : null,
       make("ul", {}, group.slice(0, 6).map(({ query, text, isStill, isRight }) => make("li", {},
         linkTo(query, text),
         nowOf(isStill, isRight))))))) : make("p", { class: "soft" }, "None."),
@@ -120,7 +121,7 @@ async function drawDetail(root) {
 function nowOf(isStill, isRight) {
   if (isRight) return make("span", { class: "small up" }, "  ✓ now right");
   if (isStill) return make("span", { class: "small down" }, `  still ${hitName()}`);
-  return make("span", { class: "small soft" }, about.has_truth ? "  now another wrong item" : "  now another item");
+  return make("span", { class: "small soft" }, about.hit_k > 1 ? `  no longer ${hitName()}` : about.has_truth ? "  now another wrong item" : "  now another item");
 }
 
 function linkTo(query, text) {

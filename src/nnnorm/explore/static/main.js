@@ -1,5 +1,5 @@
 // The page: tabs, the current view, and its updates when the state changes.
-import { state, about, ask, change, count, firstMethod, listen, make, readAddress, say, isRecorded } from "./core.js";
+import { state, about, ask, change, count, listen, make, readAddress, say, isRecorded } from "./core.js";
 import { updateControls } from "./controls.js";
 import { searchView } from "./search.js";
 import { hubsView } from "./hubs.js";
@@ -45,7 +45,6 @@ function show() {
 async function begin() {
   Object.assign(about, await ask("about"));
   readAddress();
-  if (!about.methods.some((method) => method.name === state.method)) Object.assign(state, { method: firstMethod(), params: {} });
   document.getElementById("facts").textContent = `${count(about.n_gallery)} items · ${count(about.n_queries)} queries · ${count(about.n_references)} past queries, ${count(about.n_unique)} unique${about.is_demo ? " · demo data" : ""}${about.served ? ` · ${about.served}` : ""}${isRecorded ? " · recorded" : ""}`;
   document.getElementById("version").textContent = `nnnorm ${about.version}`;
   document.getElementById("notes").replaceChildren(...about.notes.map((note) => make("p", { class: "note" }, note)));

@@ -1,5 +1,5 @@
 // Items on a plane, colored by how often they are hits or by their bias; lasso to a list.
-import { state, about, change, ask, askUntilReady, keepFocus, make, searchWith, setting, whereList, live, nameOf, picture, pictureOf, count, hitName, thumb, waiting, saveText } from "./core.js";
+import { state, about, change, ask, askUntilReady, keepFocus, make, searchWith, setting, whereList, live, nameOf, picture, pictureOf, count, fixed, hitName, thumb, waiting, saveText, withOptions } from "./core.js";
 import { learn } from "./controls.js";
 
 const MOST_PICTURES = 90;
@@ -20,7 +20,7 @@ export function mapView(root) {
   root.append(holder);
   let places = null, values = null, density = [], shape = d3.zoomIdentity, isLasso = false, path = [], chosen = new Set(), isHere = true, known = {}, isReady = false;
   const images = new Map();
-  const zoom = d3.zoom().scaleExtent([1, 60]).filter((event) => !isLasso || event.type === "wheel").on("zoom", (event) => { shape = event.transform; draw(); });
+  const zoom = d3.zoom().scaleExtent([1, 60]).filter((event) => !isLasso || event.type === "wheel").on("zoom", (event) => { shape = event.transform; hideTip(); draw(); });
 
   function size() {
     const { width, height } = plane.getBoundingClientRect();
@@ -52,12 +52,12 @@ export function mapView(root) {
     const tone = (name) => css.getPropertyValue(name).trim();
     paint.setTransform(ratio, 0, 0, ratio, 0, 0);
     paint.clearRect(0, 0, width, height);
-    drawDensity(paint, tone("--sunk"), ratio);
+    drawDensity(paint, tone("--dense"), ratio);
     const isCount = state.color !== "bias", measure = isCount ? values.after : values.bias;
     const [low, high] = isCount ? [0, Math.max(d3.max(values.before), d3.max(values.after))] : d3.extent(measure);
     const scale = (value) => (high > low ? (isCount ? Math.sqrt(value / high) : (value - low) / (high - low)) : 0);
     const ink = d3.interpolateRgb(isCount ? tone("--few") : tone("--heat-low"), isCount ? tone("--hub") : tone("--heat-high"));
-    const base = Math.max(2, Math.min(4.2, 130 / Math.sqrt(places.x.length))) * Math.min(2.2, Math.sqrt(shape.k));
+    const base = Math.max(2, Math.min(4.2, 130 / Math.sqrt(places.x.length)) * Math.min(1, width / 700)) * Math.min(2.2, Math.sqrt(shape.k));
     const order = d3.range(places.x.length).sort((a, b) => measure[a] - measure[b]);
     const radius = (share) => (isCount ? base * (0.7 + 2.2 * share) : base);
     for (const place of order) {
@@ -83,7 +83,7 @@ export function mapView(root) {
       paint.strokeStyle = tone("--after"); paint.lineWidth = 2; paint.setLineDash([6, 4]);
       paint.beginPath(); path.forEach(([x, y], n) => (n ? paint.lineTo(x, y) : paint.moveTo(x, y))); paint.closePath(); paint.stroke(); paint.setLineDash([]);
     }
-    ramp.replaceChildren(isCount ? "0" : `bias ${low.toFixed(3)}`, make("span", { class: `ramp ${isCount ? "of-counts" : "of-bias"}` }), isCount ? `${count(high)} times ${hitName()}, with the current setting` : high.toFixed(3), ...(isCount ? [make("span", { class: "key ring" }, "a hub without correction")] : []), make("span", { class: "key dense" }, "many items"));
+    ramp.replaceChildren(isCount ? `${hitName()} with the current setting: 0` : `bias ${fixed(low, 3)}`, make("span", { class: `ramp ${isCount ? "of-counts" : "of-bias"}` }), isCount ? `${count(high)} times` : fixed(high, 3), ...(isCount ? [make("span", { class: "key ring" }, "a hub without correction")] : []), make("span", { class: "key dense" }, "many items"));
   }
 
   // Contours of the number of items, made once on a square of side 400.
@@ -133,13 +133,16 @@ export function mapView(root) {
       make("div", { class: "between" }, make("h2", {}, items.length ? `${count(items.length)} items selected` : "Nothing selected"), items.length ? make("button", { class: "link", type: "button", onclick: () => select([]).then(() => inView.focus()) }, "clear") : null),
       items.length ? make("div", { class: "line" },
         make("button", { class: "button", type: "button", id: "save-ids", onclick: () => saveText("selection.txt", ids.join("\n") + "\n") }, "Ids as text"),
-        make("button", { class: "button", type: "button", onclick: () => saveText("selection.json", JSON.stringify(ids)) }, "as JSON")) : make("p", { class: "soft" }, "Draw around items with the lasso, or select the visible ones."),
-      ...(items.length ? [make("p", { class: "soft small" }, `For nnnorm index delete --ids. Most frequent first, without correction${items.length > shown.length ? `; ${shown.length} of them` : ""}:`), make("ul", { class: "thumbs scroll", tabindex: "0", "data-key": "selected", "aria-label": "Selected items" }, shown.map((item) => thumb(known, item, searchWith(item), `${hitName()} ${hits(item)} times`)))] : [])));
+        make("button", { class: "button", type: "button", onclick: () => saveText("selection.json", JSON.stringify(ids)) }, "Ids as JSON")) : make("p", { class: "soft" }, "Draw around items with the lasso, or select the visible ones."),
+      ...(items.length ? [make("p", { class: "soft small" }, withOptions(`For nnnorm index delete --ids. Sorted by hits without correction${items.length > shown.length ? `; the first ${shown.length}` : ""}:`)), make("ul", { class: "thumbs scroll", tabindex: "0", "data-key": "selected", "aria-label": "Selected items" }, shown.map((item) => thumb(known, item, searchWith(item), `${hitName()} ${hits(item)} times`)))] : [])));
   }
 
   let rowOf = new Map();
   const placeOf = (item) => rowOf.get(item);
   const hits = (item) => values.before[placeOf(item)];
+
+  let n_tips = 0;
+  function hideTip() { n_tips += 1; tip.hidden = true; }
 
   async function showTip(event) {
     if (!isReady || isLasso) return;
@@ -149,12 +152,14 @@ export function mapView(root) {
       const [x, y] = spot(place), gap = (x - px) ** 2 + (y - py) ** 2;
       if (gap < near && values.is_kept[place]) { near = gap; best = place; }
     }
-    if (best < 0) { tip.hidden = true; return; }
+    if (best < 0) { hideTip(); return; }
     const item = places.map_items[best];
+    const turn = ++n_tips;
     if (!known[item]) known[item] = (await ask("items", { items: item })).items[item] || {};
+    if (turn !== n_tips) return;  // the pointer has moved on
     const [x, y] = spot(best), [width, height] = size();
     tip.replaceChildren(...[picture(known, item), make("div", {}, make("b", {}, nameOf(known, item)),
-      make("p", { class: "soft" }, `${hitName()} ${count(values.before[best])} → ${count(values.after[best])} times, bias ${values.bias[best].toFixed(3)}`))].filter(Boolean));
+      make("p", { class: "soft" }, `${hitName()} ${count(values.before[best])} → ${count(values.after[best])} times, bias ${fixed(values.bias[best], 3)}`))].filter(Boolean));
     tip.hidden = false;
     tip.style.left = `${Math.max(4, Math.min(x + 14, width - tip.offsetWidth - 4))}px`;
     tip.style.top = `${Math.max(4, Math.min(y - 30, height - tip.offsetHeight - 4))}px`;
@@ -163,7 +168,7 @@ export function mapView(root) {
   canvas.addEventListener("pointermove", (event) => {
     if (isLasso && path.length) { path.push(d3.pointer(event, canvas)); draw(); } else showTip(event);
   });
-  canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
+  canvas.addEventListener("pointerleave", hideTip);
   canvas.addEventListener("pointerdown", (event) => {
     if (!isLasso) return;
     canvas.setPointerCapture(event.pointerId);
@@ -199,7 +204,7 @@ export function mapView(root) {
       holder.replaceChildren(make("div", { class: "stack" },
         make("div", { class: "line" }, make("label", { for: "color", class: "small" }, "Color"), color, lasso, inView, reset, ramp),
         make("div", { class: "with-side" }, plane, list), words));
-      words.textContent = `${count(places.x.length)} ${places.x.length < about.n_gallery ? `of ${count(about.n_gallery)} items, drawn at random, and the worst hubs` : "items"}; similar items are close together.${about.has_pictures ? " Zoom in to see pictures." : ""}`;
+      words.textContent = `${count(places.x.length)} ${places.x.length < about.n_gallery ? `of ${count(about.n_gallery)} items: a random sample and the worst hubs` : "items"}; similar items are close together.${about.has_pictures ? " Zoom in to see pictures." : ""}`;
       d3.select(canvas).call(zoom);
       watch.observe(plane);
     }

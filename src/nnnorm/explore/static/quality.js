@@ -1,5 +1,5 @@
 // R@1, R@5 and R@10 with intervals, and R@1 by reference_k and alpha.
-import { state, about, change, ask, askUntilReady, make, setting, live, count, percent, waiting, svgChart, isRecorded } from "./core.js";
+import { state, about, change, ask, askUntilReady, make, setting, live, count, percent, waiting, svgChart, isRecorded, fixed, withOptions } from "./core.js";
 import { learn, snap } from "./controls.js";
 
 export function qualityView(root) {
@@ -18,7 +18,7 @@ export function qualityView(root) {
     learn(found.setting);
     if (!found.has_truth) {
       root.replaceChildren(make("section", { class: "panel stack" }, make("h2", {}, "No right items"),
-        make("p", {}, "To measure R@k, start with --truth FILE: one item number per query (.npy), pairs, or a .json list of lists.")));
+        make("p", {}, withOptions("To measure R@k, start nnnorm explore with --truth FILE: one item number per query (.npy), pairs, or a .json list of lists."))));
       return;
     }
     drawQualityTiles(tiles, found);
@@ -37,8 +37,8 @@ function drawQualityTiles(root, found) {
   root.replaceChildren(...found.recalls.map(({ k, before, after, gain, n_gained, n_lost }) => make("div", { class: "tile" },
     make("p", { class: "soft small" }, `R@${k}`),
     make("p", { class: "big" }, make("span", { class: "was" }, percent(before.mean)), make("span", { class: "was", "aria-hidden": "true" }, "→"), make("span", { class: "now" }, percent(after.mean))),
-    make("p", { class: "small" }, make("b", { class: gain.low > 0 ? "up" : gain.high < 0 ? "down" : null }, `${gain.mean >= 0 ? "+" : "−"}${Math.abs(100 * gain.mean).toFixed(1)} points`),
-      ` [${(100 * gain.low).toFixed(1)}, ${(100 * gain.high).toFixed(1)}]`),
+    make("p", { class: "small" }, make("b", { class: gain.low > 0 ? "up" : gain.high < 0 ? "down" : null }, `${signed(100 * gain.mean)} points`),
+      ` [${signed(100 * gain.low)}, ${signed(100 * gain.high)}]`),
     make("p", { class: "soft small" }, `${count(n_gained)} queries gained, ${count(n_lost)} lost`))));
 }
 
@@ -48,25 +48,25 @@ function drawRecalls(root, recalls) {
   const gains = recalls.map(({ k, gain }) => ({ k, mean: 100 * gain.mean, low: 100 * gain.low, high: 100 * gain.high }));
   const svg = svgChart(width, height, gains.map(({ k, mean, low, high }) => `R@${k}: ${signed(mean)} points, from ${signed(low)} to ${signed(high)}`).join("; "));
   const x = d3.scaleLinear([Math.min(0, d3.min(gains, ({ low }) => low)), Math.max(0, d3.max(gains, ({ high }) => high))], [margin.left, width - margin.right]).nice(5);
-  svg.append("g").attr("transform", `translate(0,${height - margin.bottom})`).call(d3.axisBottom(x).ticks(6).tickFormat(signed));
+  svg.append("g").attr("transform", `translate(0,${height - margin.bottom})`).call(d3.axisBottom(x).ticks(width < 450 ? 3 : 6).tickFormat(signed));
   svg.append("line").attr("class", "line-zero").attr("x1", x(0)).attr("x2", x(0)).attr("y1", margin.top).attr("y2", height - margin.bottom);
   gains.forEach(({ k, mean, low, high }, place) => {
     const middle = margin.top + row * (place + 0.5), kind = low > 0 ? "after" : high < 0 ? "loss" : "before";
     svg.append("text").attr("class", "strong").attr("x", 4).attr("y", middle + 4).text(`R@${k}`);
     svg.append("line").attr("class", `span-${kind}`).attr("x1", x(low)).attr("x2", x(high)).attr("y1", middle).attr("y2", middle);
     svg.append("circle").attr("class", `dot-${kind}`).attr("r", 7).attr("cx", x(mean)).attr("cy", middle);
-    svg.append("text").attr("class", "strong").attr("x", x(high) + 8).attr("y", middle + 4).text(signed(mean));
+    svg.append("text").attr("class", "strong").attr("x", width - margin.right + 10).attr("y", middle + 4).text(signed(mean));
   });
   root.replaceChildren(svg.node());
 }
 
 function signed(value) {
-  const text = Math.abs(value).toFixed(1);
-  return text === "0.0" ? "0" : `${value < 0 ? "−" : "+"}${text}`;
+  const text = fixed(value, 1);
+  return text === "0.0" ? "0" : value < 0 ? text : `+${text}`;
 }
 
 function drawHeat(root, grid, now) {
-  if (!grid.has_truth) { root.replaceChildren(make("p", {}, "Start with --truth FILE to measure R@1.")); return; }
+  if (!grid.has_truth) { root.replaceChildren(make("p", {}, withOptions("To measure R@1, start nnnorm explore with --truth FILE."))); return; }
   const center = now.method === "nnn" ? Boolean(now.params.center) : false;
   const cells = grid.cells.filter((cell) => Boolean(cell.center) === center);
   const ks = [...new Set(cells.map((cell) => cell.reference_k))].sort((a, b) => a - b);
@@ -79,8 +79,8 @@ function drawHeat(root, grid, now) {
   const highest = d3.greatest(cells, (cell) => cell.recall_at_1);
   const heldFocus = root.contains(document.activeElement) ? document.activeElement.dataset.key : null;
   const table = make("div", { class: "heat", role: "grid", "aria-label": `R@1 by reference_k and alpha, ${center ? "centered" : "not centered"}` });
-  table.style.gridTemplateColumns = `2.6rem repeat(${alphas.length}, minmax(0, 1fr))`;
-  table.append(make("div", { class: "row", role: "row" }, make("span", { class: "axis", role: "columnheader" }, "reference_k \\ alpha"),
+  table.style.gridTemplateColumns = `2.4rem repeat(${alphas.length}, minmax(0, 1fr))`;
+  table.append(make("div", { class: "row", role: "row" }, make("span", { class: "axis", role: "columnheader", "aria-label": "reference_k" }),
     alphas.map((alpha) => make("span", { class: "axis", role: "columnheader" }, alpha % 0.25 ? "" : String(alpha)))));
   for (const k of ks.slice().reverse()) {
     table.append(make("div", { class: "row", role: "row" }, make("span", { class: "axis", role: "rowheader" }, String(k)), alphas.map((alpha) => {
@@ -97,7 +97,7 @@ function drawHeat(root, grid, now) {
     })));
   }
   table.addEventListener("keydown", (event) => moveFocus(event, table, alphas.length));
-  root.replaceChildren(table, make("p", { class: "legend" },
+  root.replaceChildren(table, make("p", { class: "legend" }, make("span", {}, "rows: reference_k, columns: alpha"),
     make("span", {}, `${percent(low)} `, make("span", { class: "ramp" }), ` ${percent(high)}, middle: uncorrected, ${percent(grid.uncorrected)}`),
     make("span", {}, isNnn ? "framed: nearest to the current setting" : "the current method isn’t NNN"),
     make("span", {}, "★ highest"),

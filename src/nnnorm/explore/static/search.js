@@ -1,5 +1,5 @@
 // One query and its first hits before and after, side by side.
-import { state, about, change, ask, make, setting, whereList, live, keepFocus, nameOf, picture, count, hitName, isNarrow, isRecorded, say } from "./core.js";
+import { state, about, change, ask, make, setting, whereList, live, keepFocus, nameOf, picture, count, hitName, isNarrow, isRecorded, say, withOptions } from "./core.js";
 import { learn } from "./controls.js";
 
 export function searchView(root) {
@@ -26,7 +26,7 @@ export function searchView(root) {
     about.has_encode ? "" : "--encoder MODEL to type queries",
     about.has_query_captions ? "" : "--query-captions FILE to see the queries",
   ].filter(Boolean);
-  const hint = make("p", { class: "legend", id: "hint" }, isRecorded || !missing.length ? "" : `Start nnnorm explore with ${missing.join(", ")}.`);
+  const hint = make("p", { class: "soft small", id: "hint" }, isRecorded || !missing.length ? "" : withOptions(`Start nnnorm explore with ${missing.join(", ")}.`));
   form.hidden = isRecorded || !(about.has_encode || about.has_query_captions);
   root.append(make("div", { class: "stack" }, form, chips, asked, sides, legend, hint));
   form.addEventListener("submit", (event) => {
@@ -37,14 +37,14 @@ export function searchView(root) {
     else offer(text).catch((error) => say(error.message));
   });
 
-  let seed = 0, isOffered = false, which = "any";
+  let seed = 0, isOffered = false, which = "any", typed = "";
   const kinds = about.has_truth ? [["any", "random queries"], ["won", "queries that improve"], ["lost", "queries that get worse"]] : [["any", "random queries"], ["won", "queries that change"]];
   const choice = make("select", { "aria-label": "Which queries to offer", id: "which", onchange: (event) => { which = event.target.value; offer().catch((error) => say(error.message)); } },
     kinds.map(([value, text]) => make("option", { value }, text)));
   async function offer(text = "") {
     isOffered = true;
     const found = await ask("queries", isRecorded ? {} : { ...setting(), which, seed, text, k: 5 });
-    const label = text || which !== "any" ? `${count(found.n_found)}:` : "";
+    const label = which !== "any" ? `${count(found.n_found)} of ${count(about.n_sampled)}:` : text ? `${count(found.n_found)}:` : "";
     const buttons = found.queries.slice(0, isRecorded ? 30 : 5).map(({ query, text: words }) => make("button", {
       class: "chip", type: "button", "data-query": query, "aria-pressed": String(state.query === query),
       title: words, onclick: () => change({ query, text: undefined, item: undefined }, true),
@@ -60,7 +60,7 @@ export function searchView(root) {
       if (state.query === undefined && state.text === undefined && state.item === undefined) change({ query: about.example });
     }
     const what = state.text !== undefined ? { text: state.text } : state.item !== undefined ? { item: state.item } : { query: state.query ?? 0 };
-    if (state.text !== undefined) input.value = state.text;
+    if (state.text !== undefined || input.value === typed) input.value = typed = state.text ?? "";
     const found = await ask("search", { ...setting(), ...what, where: whereList() }).catch((error) => {
       asked.replaceChildren(...(state.text === undefined ? [] : [make("q", {}, state.text)]));
       before.replaceChildren();  // no results of another query under this one
@@ -82,7 +82,7 @@ export function searchView(root) {
 
 function drawAsked(root, found) {
   const { kind, text, number } = found.query;
-  const parts = kind === "item" ? [picture(found.items, number), make("span", {}, "Search with ", make("q", {}, nameOf(found.items, number)))] : [make("q", {}, text)];
+  const parts = kind === "item" ? [picture(found.items, number), make("span", {}, "Search with ", make("q", {}, nameOf(found.items, number)))] : [make(kind === "text" || about.has_query_captions ? "q" : "b", {}, text)];
   if (found.right.length) {
     const was = Math.min(...found.right_was), now = Math.min(...found.right_now);
     const kindOf = now < was ? "good" : now > was ? "bad" : "";

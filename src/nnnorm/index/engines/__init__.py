@@ -22,7 +22,7 @@ ENGINES = {
     "milvus": ("nnnorm.index.engines.milvus", "MilvusBackend"),
     "chroma": ("nnnorm.index.engines.chroma", "ChromaBackend"),
 }
-# What stands before the // of a server's address; elsewhere a path may hold an @.
+# What comes before the // in the address of a server; other paths may have an @.
 _SERVERS = ("", "http:", "https:", "postgresql:", "postgres:")
 
 
@@ -64,8 +64,8 @@ def _check_user(engine: str, address: str, query: str) -> None:
     in_names = any("@" in part.partition("=")[0] for part in query.split("&"))
     if "@" in path or in_names or (has_password and "@" in query):
         raise NNNormError(
-            f"the address of {engine} has an @ after its host; percent-encode a / or ? of a "
-            "password (%2F, %3F), and give the name of a collection as an option"
+            f"the address of {engine} has an @ after its host; percent-encode / and ? in a "
+            "password (%2F, %3F), and pass the name of the collection as an option"
         )
 
 
@@ -74,5 +74,5 @@ def _read_query(scheme: str, query: str) -> dict[str, str]:
     for name, values in given.items():
         if len(values) > 1 or not values[0] or "\0" in values[0]:
             problem = "is given twice" if len(values) > 1 else "has no value"
-            raise NNNormError(f"the option {name!r} of the {scheme} URL {problem}; expected name=…")
+            raise NNNormError(f"option {name!r} of the {scheme} URL {problem}; pass {name}=VALUE")
     return {name: value for name, (value,) in given.items()}

@@ -1,8 +1,8 @@
 """Chroma (`pip install 'nnnorm[chroma]'`): a folder, or a server; always a graph (HNSW).
 
 Chroma has no aliases: the collection with the name of the index is empty, and its metadata names
-the served one. Ids are text in Chroma. Documents of a collection that is copied become the metadata
-``chroma_document``.
+the served one. Ids are text in Chroma. When a collection is copied, its documents become the
+metadata ``chroma_document``.
 """
 
 import json
@@ -16,13 +16,13 @@ from nnnorm.errors import require
 from nnnorm.index.backend import BATCH, FloatArray, GraphOptions, Hits, Ids, Items, Layout, chunks
 from nnnorm.index.server import ServerBackend, ServerOptions, join_fields, split_fields
 
-_MOST = 5000  # items in one request: its SQLite takes about 32,000 values
+_MOST = 5000  # items in a request, because Chroma's SQLite accepts about 32,000 values
 _SERVED = "nnnorm_served"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChromaOptions(ServerOptions, GraphOptions):
-    """All of a new index; Chroma fixes `ef` there too."""
+    """Options of a new index; Chroma sets `ef` then too, not per search."""
 
 
 class ChromaBackend(ServerBackend):
@@ -138,5 +138,5 @@ class ChromaBackend(ServerBackend):
 
 
 def _is_field(name: str, value: Any) -> bool:
-    """Whether Chroma keeps a value as it is."""
+    """Whether Chroma stores a value unchanged."""
     return isinstance(value, (str, bool, int, float)) and not name.startswith(("chroma", "#", "$"))

@@ -1,8 +1,8 @@
 """Faiss (`pip install 'nnnorm[faiss]'`), by inner product.
 
-The kind of index is Faiss's own factory string: ``Flat``, ``HNSW32``, ``IVF256,Flat``,
-``SQ8,RFlat``. Deleted items stay in the file until the next refresh, and searches skip them, since
-HNSW can't remove any.
+The kind of index is a factory string of Faiss: ``Flat``, ``HNSW32``, ``IVF256,Flat``,
+``SQ8,RFlat``. HNSW can't remove items, so deleted items stay in the file until the next refresh,
+and searches skip them.
 """
 
 import re
@@ -16,13 +16,13 @@ from nnnorm.errors import NNNormError, require
 from nnnorm.index.backend import FloatArray, Ids, Layout, Options, whole
 from nnnorm.index.folder import FolderBackend, Labels, Loaded
 
-_REFINED = 4  # times k items that an index of few bits finds first
+_REFINED = 4  # a quantized index first finds this many times k items
 _BITS = re.compile(r"(?<!\w)(SQ(4|6|8)|\w*PQ\d|RaBitQ|ITQ|LSH)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaissOptions(Options):
-    """`factory` of a new index; `ef` and `probes` of every search; `ef_construction` of HNSW."""
+    """`factory` and `ef_construction` (of HNSW) of a new index; `ef` and `probes` of a search."""
 
     factory: str = "Flat"
     ef: int = whole(128, at_most=2**20)  # Faiss allocates a heap of this size per search
@@ -43,8 +43,8 @@ class FaissBackend(FolderBackend):
         self.is_exact = factory == "Flat"
         if _BITS.search(factory) and not factory.endswith(",RFlat"):
             raise NNNormError(
-                f"the factory {factory!r:.60} doesn't keep the rows, which a refresh needs; add "
-                ",RFlat to it"
+                f"the factory {factory!r:.60} doesn't store full vectors, which a refresh needs; "
+                "add ,RFlat to it"
             )
 
     def _create(self, layout: Layout) -> Any:
@@ -59,8 +59,8 @@ class FaissBackend(FolderBackend):
         except RuntimeError:
             raise NNNormError(
                 "the option factory must be an index factory string of Faiss, such as Flat or "
-                f"HNSW32; got {factory!r}, which doesn't fit {layout.width} dimensions or needs "
-                f"more items than {layout.n_items}"
+                f"HNSW32; got {factory!r}, which Faiss rejects for {layout.n_items:,} items of "
+                f"{layout.width} dimensions"
             ) from None
         return index
 
@@ -113,6 +113,6 @@ class FaissBackend(FolderBackend):
         faiss = require("faiss", "faiss")
         read = faiss.read_index(str(path))
         ids, bare = np.arange(read.ntotal), read
-        if hasattr(read, "id_map"):  # which owns the index inside of it
+        if hasattr(read, "id_map"):  # a wrapper that owns the index
             ids, bare = faiss.vector_to_array(read.id_map), faiss.downcast_index(read.index)
         return ids, self._vectors(bare, np.arange(read.ntotal))

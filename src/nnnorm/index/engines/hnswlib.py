@@ -1,6 +1,6 @@
 """hnswlib (`pip install 'nnnorm[hnswlib]'`): a graph, by inner product.
 
-hnswlib returns ``1 − product`` as a distance; scores here are products again.
+hnswlib returns distances, ``1 − product``; they are converted back to products.
 """
 
 import tempfile
@@ -17,7 +17,7 @@ from nnnorm.index.folder import FolderBackend, Labels, Loaded
 
 @dataclass(frozen=True, kw_only=True)
 class HnswlibOptions(GraphOptions):
-    """Options of hnswlib; `dim` is that of a file that is copied."""
+    """Options of hnswlib; `dim` is the dimension of a file to copy."""
 
     threads: int = whole(0, at_least=0, at_most=1024)
     dim: int = whole(0, at_least=0)
@@ -76,7 +76,7 @@ class HnswlibBackend(FolderBackend):
 
     def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
         if not self.options.dim:
-            raise NNNormError(f"{path} doesn't have its dimension; add it, as in {path}?dim=512")
+            raise NNNormError(f"{path} doesn't store its dimension; add it, as in {path}?dim=512")
         index = self._load(path, self.options.dim)
         ids = np.array(index.get_ids_list(), dtype=np.int64)
         return ids, self._vectors(index, ids)

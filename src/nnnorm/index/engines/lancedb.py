@@ -1,7 +1,7 @@
 """LanceDB (`pip install 'nnnorm[lancedb]'`): a folder or an object store, by inner product.
 
-Every version is a table. The table with the name of the index has one row, which names the served
-one; it is overwritten in one commit.
+Every version is a table. The table with the name of the index has one row, the name of the served
+version, and is overwritten in one commit.
 """
 
 import json
@@ -20,7 +20,7 @@ from nnnorm.index.server import ServerBackend
 from nnnorm.index.sql import join_columns, split_columns
 
 _SERVED = "nnnorm_served"
-# Of the types of Arrow.
+# The kinds of metadata, by type in Arrow.
 _KINDS = {"int64": "integer", "double": "float", "bool": "boolean", "string": "text"}
 
 
@@ -45,7 +45,7 @@ class LancedbBackend(ServerBackend):
     created_by = ("kind",)
 
     def configure(self) -> None:
-        self._tables: dict[str, Any] = {}  # open ones, which see what others write
+        self._tables: dict[str, Any] = {}  # open tables, which show what others write
         self.is_exact = self.options.kind == "flat"
 
     def lock_file(self) -> Path | None:
@@ -54,7 +54,7 @@ class LancedbBackend(ServerBackend):
         return Path(f"{self.address.rstrip('/')}.lock")
 
     def _connect(self) -> Any:
-        # The interval makes what another process writes visible at once.
+        # With this interval, writes of other processes show at once.
         connect = require("lancedb", "lancedb").connect
         return connect(self.address, read_consistency_interval=timedelta(0))
 
@@ -155,7 +155,7 @@ class LancedbBackend(ServerBackend):
             asked = table.search(vector, vector_column_name="vector").distance_type("dot")
             asked = asked.select(["id", "_distance"]).limit(k).nprobes(self.options.probes)
             if filter is not None:
-                asked = asked.where(filter)  # before the search, which is the default
+                asked = asked.where(filter)  # by default, applied before the search
             found = asked.to_arrow()
             if filter is not None and len(found) < k and not self.is_exact:
                 found = asked.bypass_vector_index().to_arrow()
@@ -181,7 +181,7 @@ class LancedbBackend(ServerBackend):
 
 
 def _columns(schema: Any) -> dict[str, Any]:
-    """The columns with metadata; the other fields are id, vector and the rest of the metadata."""
+    """Return the columns of metadata: all fields but id, vector and the other metadata."""
     return {field.name: _KINDS[str(field.type)] for field in list(schema)[2:-1]}
 
 

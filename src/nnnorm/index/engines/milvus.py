@@ -1,7 +1,7 @@
 """Milvus (`pip install 'nnnorm[milvus]'`): a file (Milvus Lite), or a server.
 
-Every search states the metric, because Milvus Lite accepts any other without an error. Metadata are
-dynamic fields, so that a filter finds them by name. The name of the index is an alias.
+Every search passes the metric, because Milvus Lite accepts a wrong one without an error. Metadata
+is stored in dynamic fields, so filters find it by name. The name of the index is an alias.
 """
 
 import json
@@ -20,14 +20,14 @@ from nnnorm.index.server import ServerBackend, ServerOptions, join_fields, split
 _NUMBERS = 4_000_000  # in one request: a server takes 64 MB at most
 _LONGEST = 65_535
 _QUERIES = 1000
-# All others stand for themselves in a text, also other control characters.
+# Other characters, including other control characters, need no escape.
 _ESCAPES = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 _STRONG: dict[str, Any] = {"consistency_level": "Strong"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MilvusOptions(ServerOptions, GraphOptions):
-    """`kind`, `links` and `ef_construction` of a new index; `vector` of one that is copied."""
+    """`kind`, `links`, `ef_construction` of a new index; `vector` of a collection to copy."""
 
     kind: Literal["flat", "hnsw"] = "flat"
     vector: str = ""
@@ -46,9 +46,9 @@ class MilvusBackend(ServerBackend):
         super().__init__(place, **options)
         self._in_memory: set[str] = set()
         if self.address and not self.is_server and not self.address.endswith(".db"):
-            raise NNNormError("the path of milvus must be a file that ends in .db, or a server")
+            raise NNNormError(f"milvus needs a .db file or a server; got {self.address}")
         if not re.fullmatch(r"[A-Za-z_]\w*", self.collection, re.ASCII):
-            expected = "the option collection of milvus must have letters, digits and underscores"
+            expected = "the option collection of milvus must be a name of letters, digits and _"
             raise NNNormError(f"{expected}; got {self.collection!r:.60}")
 
     def configure(self) -> None:
@@ -56,11 +56,11 @@ class MilvusBackend(ServerBackend):
 
     def _connect(self) -> Any:
         client = require("pymilvus", "milvus").MilvusClient
-        # They log tracebacks of what they raise, and that Milvus Lite has no timestamps.
+        # They log tracebacks of errors that they raise, and that Milvus Lite has no timestamps.
         for name in ("pymilvus", "milvus_lite"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         if not self.is_server:
-            # Milvus Lite hangs up on the pings of an idle client, and gRPC reports that on stderr.
+            # Milvus Lite rejects the pings of an idle client, which gRPC reports on stderr.
             return client(self.address, grpc_options={"grpc.keepalive_permit_without_calls": False})
         parts, token = urlsplit(self.address), os.environ.get(self.key_variable, "")
         if parts.username is not None:  # pymilvus doesn't read them from an address
@@ -111,7 +111,7 @@ class MilvusBackend(ServerBackend):
     # --- items ---
 
     def _loaded(self, version: str | None) -> str:
-        """Name of a collection that can be searched: Milvus loads it into memory first."""
+        """Load a collection into memory, as Milvus requires for a search; return its name."""
         name = self._name(version)
         if name not in self._in_memory:
             self.client.load_collection(name)
@@ -158,7 +158,7 @@ class MilvusBackend(ServerBackend):
         key = next(field["name"] for field in fields if field.get("is_primary"))
         vectors = [field["name"] for field in fields if field["type"].name == "FLOAT_VECTOR"]
         wanted = self.choose_vector(vectors)
-        # Not by pymilvus's iterator, which puts ids into its expressions as they are.
+        # pymilvus has an iterator, but it doesn't escape ids in its expressions.
         after = ""
         while rows := self._query(version, after, limit=BATCH, iterator="True"):
             entries = [_to_metadata(row, key, *vectors) for row in rows]
@@ -178,7 +178,7 @@ def _chosen(ids: Ids) -> Iterator[str]:
 
 
 def _is_field(name: str, value: Any) -> bool:
-    """Whether Milvus returns a dynamic field as it was given."""
+    """Whether Milvus stores a dynamic field unchanged."""
     is_name = re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) and name not in ("id", "embedding")
     return bool(is_name) and isinstance(value, (str, bool, int, float))
 

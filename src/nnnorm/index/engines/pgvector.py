@@ -12,7 +12,7 @@ from nnnorm.errors import NNNormError, require, show_url
 from nnnorm.index.backend import FloatArray, Pairs, whole
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 
-_WIDEST = 1000  # of a search in a graph: a limit of pgvector
+_WIDEST = 1000  # the largest ef_search of pgvector
 _LONGEST = 63 - len("_v999999_ffffff")  # names of PostgreSQL have 63 bytes
 
 
@@ -57,7 +57,7 @@ class PgvectorBackend(SqlBackend):
         given = {name: getattr(self.options, name) for name in names}
         try:
             place = psycopg.conninfo.make_conninfo(self.address, **given)
-        except (psycopg.Error, ValueError):  # it quotes the address, with its password
+        except (psycopg.Error, ValueError):  # its text has the address, with its password
             raise NNNormError(
                 f"{show_url(self.address)!r} can't be read as the address of a PostgreSQL server; "
                 "expected //user@host:port/database, with special characters of a password "
@@ -66,7 +66,7 @@ class PgvectorBackend(SqlBackend):
         return psycopg.connect(place, autocommit=True, connect_timeout=30)
 
     def is_absent(self) -> bool:
-        return False  # its address need not be a URL
+        return False  # a server, even if the address isn't a URL
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -81,7 +81,7 @@ class PgvectorBackend(SqlBackend):
 
     def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         rows = require("psycopg.rows", "pgvector").tuple_row
-        # An idle connection of the caller stays idle; with autocommit that costs no round trips.
+        # A transaction leaves the caller's connection idle; with autocommit, none is needed.
         whole = nullcontext() if self.client.autocommit else self.transaction()
         with whole, self.client.cursor(row_factory=rows) as cursor:
             cursor.execute(statement, values or None)

@@ -1,8 +1,8 @@
 """Qdrant through its client (`pip install 'nnnorm[qdrant]'`): a server, or a folder (local mode).
 
-A server walks a graph; local mode compares every point and is exact, in one process at a time. The
-name of the index is an alias. Other ids than whole numbers from 0 become UUIDs; the payload has all
-ids as they were given.
+A server searches a graph. Local mode compares every point, so it is exact; only one process can
+use it at a time. The name of the index is an alias. Ids other than whole numbers from 0 become
+UUIDs, and the payload has the original ids.
 """
 
 import json
@@ -24,7 +24,7 @@ _ID = "nnnorm_id"
 
 @dataclass(frozen=True, kw_only=True)
 class QdrantOptions(ServerOptions):
-    """`kind` and `ef` of every search; `vector` of a collection that is copied."""
+    """`kind` and `ef` apply to searches, `vector` to a collection to copy."""
 
     kind: Literal["hnsw", "flat"] = "hnsw"
     links: int = whole(16, at_most=512)
@@ -124,7 +124,8 @@ class QdrantBackend(ServerBackend):
     def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         models, about = self._models, getattr(self.client, "init_options", {})
         how = {"hnsw_ef": max(self.options.ef, k), "exact": self.options.kind == "flat"}
-        is_local = about.get("path") or about.get("location") == ":memory:"  # it warns of params
+        # Local mode warns about params.
+        is_local = about.get("path") or about.get("location") == ":memory:"
         params = None if is_local else models.SearchParams(**how)
         asked = {"filter": self._filter(filter), "params": params, "with_payload": [_ID]}
         requests = [
@@ -158,7 +159,7 @@ class QdrantBackend(ServerBackend):
 
 
 class _Shared:
-    """A client in local mode, which isn't made for threads: one call at a time."""
+    """A client in local mode, which isn't thread-safe: calls run one at a time."""
 
     def __init__(self, client: Any) -> None:
         self._client, self._lock = client, threading.RLock()
@@ -178,7 +179,7 @@ def _point_id(own: int | str) -> int | str:
         return own
     with suppress(ValueError, AttributeError):  # text that is a UUID stays as it is
         given = UUID(own)  # type: ignore[arg-type]
-        if str(given) == own and given.version != 5:  # that may be the UUID of another text
+        if str(given) == own and given.version != 5:  # version 5 may be the UUID of another text
             return own
     return str(uuid5(NAMESPACE_URL, f"nnnorm:{own}"))
 

@@ -35,7 +35,7 @@ class SqliteVecBackend(SqlBackend):
         return Path(f"{self.address}.lock") if self.address else None
 
     def _connect(self) -> Any:
-        # Many builds of Python can't load an extension; sqlean.py can.
+        # Many builds of Python can't load extensions; sqlean.py can.
         can_load = hasattr(sqlite3.Connection, "enable_load_extension")
         driver: Any = sqlite3 if can_load else require("sqlean", "sqlite-vec")
         if self.address:
@@ -44,7 +44,7 @@ class SqliteVecBackend(SqlBackend):
             self.address or ":memory:", check_same_thread=False, isolation_level=None, timeout=60
         )
         try:
-            opened.execute("SELECT count(*) FROM sqlite_master")  # an error if it isn't a database
+            opened.execute("SELECT count(*) FROM sqlite_master")  # fails unless it's a database
             _load(opened)
         except Exception:
             opened.close()

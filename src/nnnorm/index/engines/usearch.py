@@ -17,7 +17,7 @@ from nnnorm.index.folder import FolderBackend, Labels, Loaded
 
 @dataclass(frozen=True, kw_only=True)
 class UsearchOptions(GraphOptions):
-    """Options of usearch, whose own names are connectivity and expansions."""
+    """Options of usearch, which calls them connectivity and expansions."""
 
     ef_construction: int = whole(128)
     threads: int = whole(0, at_least=0, at_most=1024)
@@ -66,6 +66,6 @@ class UsearchBackend(FolderBackend):
     def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
         index = self._load(path, 0)
         if index is None:
-            raise NNNormError(f"{path} isn't a file of usearch")
+            raise NNNormError(f"{path} isn't a usearch index; check the path")
         keys = np.array(index.keys, dtype=np.uint64)
         return keys.astype(np.int64), np.array(index.get(keys), dtype=np.float32)
