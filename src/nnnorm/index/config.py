@@ -91,7 +91,7 @@ class IndexConfig:
         """Return the vectors to store, and in mode ``column`` the column of the bias."""
         if self.mode == "column":
             return rows, values
-        vectors = self.augmentation.extend_items(rows, values) * self.stretch
+        vectors = np.multiply(self.augmentation.extend_items(rows, values), np.float32(self.stretch))
         return (vectors @ _rotation(self.width) if self.rotated else vectors), None
 
     def restore_items(self, items: Items) -> Items:
@@ -141,7 +141,8 @@ class IndexConfig:
         """Return the vectors to send to the engine."""
         if self.mode == "column":
             return rows
-        asked = self.augmentation.extend_queries(rows, weight) * self._query_stretch
+        asked = self.augmentation.extend_queries(rows, weight)
+        asked = np.multiply(asked, np.float32(self._query_stretch))
         return asked @ _rotation(self.width) if self.rotated else asked
 
     def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
