@@ -196,7 +196,7 @@ class _Command(TyperCommand):
     """A command whose help lists options in groups, and required options in the usage."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; say which option is meant, and explain a file without an option."""
+        """Parse the arguments; suggest the option for a wrong one, and options for bare files."""
         flags: dict[str, Any] = {name: part for part in self.params for name in part.opts}
         for given in (word.partition("=")[0] for word in args if word.startswith("-")):
             meant = next((flag for flag in MEANT.get(given, ()) if flag in flags), None)
@@ -261,7 +261,7 @@ def command(
 
     def register(function: Callable[..., Answer | None]) -> Any:
         wanted = dict(inspect.signature(function).parameters)
-        if like is not None:  # the function's own options win
+        if like is not None:  # the function's own options take precedence
             wanted.popitem()
             shared = inspect.signature(like).parameters.values()
             wanted = {one.name: one for one in shared if one.kind != one.KEYWORD_ONLY} | wanted

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from nnnorm.ranking import Ranking
 
 _COLUMNS = 80  # width of the output
-_ARRAYS = ("indices", "ids", "parents", "scores", "confidence")  # of a ranking
-# What a message asks for, in Python and as an option: "pass normalize=True (--normalize)".
+_ARRAYS = ("indices", "ids", "parents", "scores", "confidence")  # fields of a ranking
+# An argument in Python with its option, as in "pass normalize=True (--normalize)".
 _ARGUMENT = re.compile(r"\b(\w+)(?:=\S*)? \((--(?:set |no-)?\1\b[^()]*)\)")
 
 
@@ -33,7 +33,7 @@ def clean(text: object, keep: str = "") -> str:
 
 
 def name_options(message: str) -> str:
-    """Return a message that names the options of the command line, not the arguments in Python."""
+    """Return a message with command-line options in place of Python arguments."""
     return _ARGUMENT.sub(r"\2", message)
 
 

@@ -211,9 +211,9 @@ def truth_of_qrels(
     queries, items, grades = np.array(pairs, dtype=np.int64).T
     rows, queries = np.unique(queries, return_inverse=True)
     if (n_idle := len(row_of) - len(rows)) > 0:
-        warn(f"{n_idle:,} of {len(row_of):,} queries have no right item in the qrels; left out")
+        warn(f"{n_idle:,} of {len(row_of):,} queries without a right item in the qrels are dropped")
     if n_absent := sum(query not in row_of for query, some in right.items() if some):
-        warn(f"{n_absent:,} queries of the qrels aren't among the queries; left out")
+        warn(f"{n_absent:,} queries of the qrels aren't among the queries and are dropped")
     known = (some for query, some in right.items() if query in row_of)
     if n_missing := sum(item not in places for some in known for item in some):
         warn(

@@ -37,7 +37,7 @@ Kind = Literal["integer", "float", "boolean", "text"]
 BATCH = 1000  # items read from an engine at once
 KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "float", str: "text"}
 _MOST = 2**31 - 1
-_LEAST_SPACE = 2**24  # bytes; if less disk space is free, errors of an engine are due to that
+_LEAST_SPACE = 2**24  # bytes; with less free space, an engine's errors are due to a full disk
 
 
 @dataclass(frozen=True, eq=False)

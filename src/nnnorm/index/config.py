@@ -91,7 +91,9 @@ class IndexConfig:
         """Return the vectors to store, and in mode ``column`` the column of the bias."""
         if self.mode == "column":
             return rows, values
-        vectors = np.multiply(self.augmentation.extend_items(rows, values), np.float32(self.stretch))
+        vectors = np.multiply(
+            self.augmentation.extend_items(rows, values), np.float32(self.stretch)
+        )
         return (vectors @ _rotation(self.width) if self.rotated else vectors), None
 
     def restore_items(self, items: Items) -> Items:
@@ -253,7 +255,7 @@ def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[di
     """Return plain JSON metadata per item, or raise an error before anything is written."""
     entries = [{} for _ in range(n_items)] if metadata is None else list(metadata)
     if len(entries) != n_items:
-        raise NNNormError(f"metadata needs one entry per item, {n_items:,}; got {len(entries):,}")
+        raise NNNormError(f"metadata must have {n_items} entries, one per item; got {len(entries)}")
     checked = []
     for row, entry in enumerate(entries):
         if not isinstance(entry, Mapping) or not all(map(_is_key, entry)):

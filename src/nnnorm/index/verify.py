@@ -12,10 +12,10 @@ from nnnorm.index.config import bias_values
 from nnnorm.index.corrected import CorrectedIndex
 from nnnorm.tables import check_ids
 
-_GOOD_RECALL = {True: 1.0, False: 0.95}  # by whether the engine compares every item
-_GOOD_SCORE = 1e-3  # of the spread of the scores
-_NEAR = 1e-2  # of a row's norm, or of the spread of the bias
-_FLAT = 1e-3  # spread of scores, or of a bias, that is small next to them
+_GOOD_RECALL = {True: 1.0, False: 0.95}  # for engines that compare every item, and others
+_GOOD_SCORE = 1e-3  # limit of the error, in spreads of the scores
+_NEAR = 1e-2  # limit of a difference, in norms of a row or spreads of the bias
+_FLAT = 1e-3  # a spread that is small next to the numbers themselves, in their size
 _MOST_QUERIES = 200
 _BLOCK = 64  # queries compared with all items at once
 
@@ -89,8 +89,8 @@ def verify_index(
     recall, error, scale = _compare(index, asked, stored, k)
     if recall < _GOOD_RECALL[index.backend.is_exact] - 1e-3:
         problems.append(
-            f"it finds only {recall:.1%} of the {k} best items: increase ef or probes, or use an "
-            "exact kind of index"
+            f"it finds only {100 * recall:.1f} % of the {k} best items: increase ef or probes, or "
+            "use an exact kind of index"
         )
     if error > _GOOD_SCORE * scale:
         problems.append(f"its scores differ from the exact ones by up to {error:.2g}")

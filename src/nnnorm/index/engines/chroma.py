@@ -22,7 +22,7 @@ _SERVED = "nnnorm_served"
 
 @dataclass(frozen=True, kw_only=True)
 class ChromaOptions(ServerOptions, GraphOptions):
-    """Options of a new index; Chroma sets `ef` then too, not per search."""
+    """Options of a new index, including `ef`: in Chroma, searches can't change it."""
 
 
 class ChromaBackend(ServerBackend):

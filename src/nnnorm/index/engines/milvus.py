@@ -56,7 +56,7 @@ class MilvusBackend(ServerBackend):
 
     def _connect(self) -> Any:
         client = require("pymilvus", "milvus").MilvusClient
-        # They log tracebacks of errors that they raise, and that Milvus Lite has no timestamps.
+        # Both log tracebacks of errors that they raise, and pymilvus a warning about Milvus Lite.
         for name in ("pymilvus", "milvus_lite"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         if not self.is_server:
