@@ -99,19 +99,20 @@ def deliver(answer: Answer, as_json: bool, report: Path | None) -> None:
 def _write_report(answer: Answer, folder: Path) -> None:
     from importlib.util import find_spec
 
-    from nnnorm.files import write_whole
+    from nnnorm.files import staging, write_whole
 
     tables = [part.to_markdown() for part in answer.parts if hasattr(part, "to_markdown")]
     text = "\n\n".join(tables) + "\n"
-    write_whole(folder / "report.md", lambda file: file.write(text.encode()))
     figures = answer.figures
     if find_spec("matplotlib") is None:
         print_note("Note: plots need matplotlib: pip install 'nnnorm[plots]'")
         figures = {}
-    for name, draw in figures.items():
-        from nnnorm.report import plots
+    with staging(folder) as place:
+        write_whole(place / "report.md", lambda file: file.write(text.encode()))
+        for name, draw in figures.items():
+            from nnnorm.report import plots
 
-        plots.save_figure(draw(plots), folder / name)
+            plots.save_figure(draw(plots), place / name)
     print_note(f"Written to {folder}: {', '.join(['report.md', *figures])}")
 
 

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -326,7 +327,7 @@ class Backend(ABC):
             text = hide_secrets(_quote(error), self.address, key)
             shown = text == _quote(error) and not key and "@" not in self.address
             full = "the disk is full, free some space; " if self._is_full(error) else ""
-            raise NNNormError(f"{self.name}: {full}the engine reports: {text}") from (
+            raise NNNormError(f"{self.name}: {full}the engine reports: {text:.600}") from (
                 error if shown else None
             )
 
@@ -437,6 +438,11 @@ def keep_errors(call: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return called
+
+
+def name_version(number: int | str) -> str:
+    """Name a new version; with the letter, no date of the application looks like it."""
+    return f"v{number}_{secrets.choice('abcdef')}{secrets.token_hex(3)[1:]}"
 
 
 def chunks(values: Any, size: int) -> Iterator[Any]:
