@@ -606,5 +606,6 @@ def warn_of_mismatch(bias: Bias) -> None:
         warn(
             f"the past queries {describe_mismatch(bias)}, so the correction is reduced to "
             f"{100 * bias.params['match']:.0f} %; pass more past queries from this search, or a "
-            "few dozen recent ones as recent (--recent); for a mixed gallery, pass groups (--groups)"
+            "few dozen recent ones as recent (--recent); for a mixed gallery, pass groups "
+            "(--groups)"
         )
