@@ -398,7 +398,7 @@ def _read_source(
                 f"{part.shape}: {hint or 'convert with .astype(numpy.float32)'}"
             )
         if part.ndim != 2:
-            hint = "; a single row needs [None, :]" if part.ndim == 1 else ""
+            hint = f"; a row must have shape (1, {part.size})" if part.ndim == 1 else ""
             got = f"got shape {part.shape}{hint}"
             raise NNNormError(f"{name} must have two dimensions {expected}; {got}")
         if 0 in part.shape:

@@ -34,8 +34,8 @@ _SCALES_APART = 2
 N_COMPARED = 10
 _MEAN_SHARE = 0.8
 _SWAPPED = (
-    "queries and gallery look swapped: the bias was fitted on the rows passed as queries; pass "
-    "them in the order (queries, gallery, bias)"
+    "queries and gallery look swapped: the bias was fitted on the rows passed as queries; exchange "
+    "the two"
 )
 
 
