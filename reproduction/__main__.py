@@ -55,14 +55,14 @@ def make_parser() -> argparse.ArgumentParser:
     add("--data", action="append", default=[], help="measure on shapes or flickr8k=FOLDER instead")
     add("--visogender", type=Path, metavar="TSV", help="write VisoGender's lists to --embeddings")
     add("--images", type=Path, metavar="FOLDER", help="pictures for --visogender")
-    add("--device", choices=DEVICES, default="cpu", help="device of exact runtimes")
+    add("--device", choices=DEVICES, default="cpu", help="device of the runtime table")
     add("--encode-on", default="auto", metavar="DEVICE", help="device of the encoders")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="seed of splits and intervals")
     add("--normalize", action="store_true", default=None, help="divide rows by their norms")
     add("--json", action="store_true", help="print JSON instead of tables")
-    add("--markdown", type=Path, metavar="FILE")
+    add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
     add("--latex", type=Path, metavar="FILE", help="write tabulars to copy into a paper")
-    add("--plots", type=Path, metavar="FOLDER")
+    add("--plots", type=Path, metavar="FOLDER", help="save the figures")
     add("--debug", action="store_true", help="stop at the first error, with its traceback")
     return parser
 

@@ -202,7 +202,7 @@ def tabulate_overview(folder: EmbeddingFolder | None = None) -> Table:
         rows.append((table.name, table.heading, f"{who} on {', '.join(datasets)}", there))
     notes = (
         "Run one with `python -m reproduction --table NAME --embeddings DIR`. A prefix (ablation, "
-        "full, k-sweep, methods, settings) selects all names that start with it, and `all` all.",
+        "full, k-sweep, methods, settings) selects all tables that start with it, `all` every one.",
         "Without the paper's models, `--data shapes` runs any table on synthetic data.",
     )
     title = f"The paper's {len(rows)} tables and figures"

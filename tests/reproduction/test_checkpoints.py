@@ -401,7 +401,7 @@ def test_interrupted_and_resumed_every_byte_is_the_same(
             match(blip, pictures, tmp_path)
     rows = np.load(tmp_path / "matching.partial" / "test-scores.npy")
     assert np.isnan(rows).any(axis=1).tolist() == [False] * 4 + [True] * (len(pictures) - 4)
-    with pytest.raises(NNNormError, match="made with other images"):
+    with pytest.raises(NNNormError, match="made with different images"):
         match(blip, pictures[1:], tmp_path)
     match(blip, pictures, tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted(os.listdir(matched))
@@ -412,7 +412,7 @@ def test_interrupted_and_resumed_every_byte_is_the_same(
     (tmp_path / "reference-scores.npy").rename(work / "reference-scores.npy")
     for path in match(blip, pictures, tmp_path):
         assert path.read_bytes() == (matched / path.name).read_bytes()
-    with pytest.raises(NNNormError, match="made with other captions"):
+    with pytest.raises(NNNormError, match="made with different captions"):
         match(blip, pictures, tmp_path, texts=tiny.TEXTS[::-1])
 
 
