@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from cases import SETS, Floats, Ints, load, load_set
-from harness import collapsed
 from real_sets import RESULTS, run_benchmark, table
 
 import nnnorm
@@ -236,15 +235,19 @@ def mean_of(records: list[dict[str, Any]], name: str, column: str) -> float:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Return the tables of AUROC and calibration of every set."""
+    """Return the table of the AUROC of every set."""
     cells, lines = results["cells"], []
     means = {name: {c: mean_of(cells, name, c) for c in COLUMNS} for name in SETS}
     for name, row in means.items():
-        right = mean_of(cells, name, "right")
-        lines.append((NAMES[name], f"{right:.0%}", *(show(row[column]) for column in COLUMNS)))
+        right = f"{100 * mean_of(cells, name, 'right'):.0f}"
+        lines.append((NAMES[name], right, *(show(row[column]) for column in COLUMNS)))
     overall = [np.mean([row[column] for row in means.values()]) for column in COLUMNS]
     lines.append(("mean", "", *map(show, overall)))
-    parts = [table(("set", "first hit right", *SHOWN), lines)]
+    return table(("set", "first hit right, %", *SHOWN), lines) + "\n"
+
+
+def calibration_table(cells: list[dict[str, Any]]) -> str:
+    """How well 300 labels calibrate each set, and how many queries are below the bound."""
     lines = []
     for name in SETS:
         of_set = [one for one in cells if one["set"] == name]
@@ -257,16 +260,15 @@ def tables(results: dict[str, Any]) -> str:
                 f"{mean['n_test']:,.0f}",
                 show(mean["ece"]),
                 show(mean["by_chance"]),
-                f"{np.mean([one['unlabeled'] for one in of_set]):.1%}",
+                f"{100 * np.mean([one['unlabeled'] for one in of_set]):.1f}",
             )
         )
-    columns = ("set", "test queries", "ECE", "ECE by chance", "below the 5 % bound")
-    parts.append(collapsed("Probabilities from 300 labels", table(columns, lines)))
-    return "\n\n".join(parts) + "\n"
+    columns = ("set", "test queries", "ECE", "ECE by chance", "below the 5 % bound, %")
+    return table(columns, lines)
 
 
 def all_tables(results: dict[str, Any]) -> str:
-    """Return the tables of the page, and then the choice of the share, which is only printed."""
+    """Return the table of the page, then two that are only printed: calibration, and the share."""
     lines = []
     for share in map("{:g}".format, SHARES):
         cells_of = []
@@ -282,7 +284,8 @@ def all_tables(results: dict[str, Any]) -> str:
     columns = ("share", "A: mean AUROC", "A: worst − raw margin", "B: mean AUROC")
     chosen = table((*columns, "B: worst − raw margin"), lines)
     title = "### The share of the mean, on two halves of the queries"
-    return f"{tables(results)}\n{title}\n\n{chosen}\n"
+    calibrated = f"### Probabilities from 300 labels\n\n{calibration_table(results['cells'])}"
+    return f"{tables(results)}\n{calibrated}\n\n{title}\n\n{chosen}\n"
 
 
 def show(value: float, digits: int = 3) -> str:

@@ -278,7 +278,7 @@ def run(
 def tables(results: Record) -> str:
     """Return the table of `docs/engines/README.md` as Markdown."""
     columns = ["engine and setting", "recall@10 before", "after", "ms per query before"]
-    columns += ["after", "change in latency", "tested version"]
+    columns += ["after", "change in latency, %", "tested version"]
     rows = [
         [
             f"`{row['url']}`",
@@ -296,11 +296,14 @@ def tables(results: Record) -> str:
 
 def latency(row: Record) -> str:
     """What is added: the median, and the range where there are several builds."""
-    added = f"{100 * (row['ratio'] - 1):+.1f} %"
+    added = f"{100 * (row['ratio'] - 1):+.1f}".replace("-", "−")
     ratios = row.get("ratios", [])
     if len(ratios) < 2:
         return added
-    return f"{added} ({100 * (min(ratios) - 1):+.1f} to {100 * (max(ratios) - 1):+.1f})"
+    low, high = (
+        f"{100 * (ratio - 1):+.1f}".replace("-", "−") for ratio in (min(ratios), max(ratios))
+    )
+    return f"{added} ({low} to {high})"
 
 
 def main() -> int:

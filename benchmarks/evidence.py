@@ -287,7 +287,7 @@ def tables(results: dict[str, Any]) -> str:
 
 def main_table(rows: list[dict[str, Any]]) -> str:
     few = {row["set"]: row for row in rows if row["bank"] == f"{SMALL} queries"}
-    columns = ["search", "items", "past queries", "R@1", "hubs", "NNN", "NNN, tuned", "CSLS"]
+    columns = ["search", "items", "past queries", "R@1", "hubs, %", "NNN", "CSLS"]
     cells = []
     for row in (row for row in rows if row["bank"] != f"{SMALL} queries"):
         is_own = row["bank"] == "own"
@@ -297,8 +297,8 @@ def main_table(rows: list[dict[str, Any]]) -> str:
                 f"{row['n_gallery']:,}",
                 f"{row['n_references']:,}",
                 f"{row['recall_at_1']:.1f}",
-                f"{100 * row['beyond_chance']:.0f} %",
-                *(show(row["gains"][label]) for label in ("nnn", "nnn tuned", "csls")),
+                f"{100 * row['beyond_chance']:.0f}",
+                *(show(row["gains"][label]) for label in ("nnn", "csls")),
                 show(few[row["set"]]["gains"]["nnn"]) if is_own else "",
             )
         )

@@ -22,8 +22,8 @@ _PER_IMAGE = 5
 _TILE = 96  # pixels
 _SPLITS = {"test": "test", "validation": "val", "references": "train"}
 NOTES = {
-    "gender": "shapes: 12 shapes in the place of occupations, sizes in the place of genders (five "
-    'big and five small ones of each, big − small), and "a star" for a question.',
+    "gender": "shapes: 12 shapes instead of occupations, two sizes instead of genders (five big "
+    'and five small pictures per shape; bias is big − small), and queries such as "a star".',
     "cross-attention": "The scores come from dual encoders, so this tests the arithmetic, but "
     "shows nothing about cross-attention.",
 }
@@ -44,7 +44,7 @@ class _FivePerImage(Material):
         if bank != "other":
             rows = self._share(share)[0 if side == "images" else 1]
         elif side == "images":
-            raise MissingData(f"{self.name} has no pictures in its other bank")
+            raise MissingData(f"the other bank of `{self.name}` contains no pictures")
         else:
             rows = self._other[_draw(len(self._other), share)]
         return open_embeddings(rows, name="references")

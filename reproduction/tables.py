@@ -144,7 +144,7 @@ def lay_out(table: PaperTable, found: Found, notes: Sequence[str], *, other: boo
     missing = dict.fromkeys(note for cells in found.values() for note in _missing_notes(cells))
     more = [*notes, *_used_notes(table, every), *missing]
     if other:
-        first = "Other models and data than the paper's, so not comparable with it."
+        first = "From other models and data than the paper's, so the results aren't comparable."
         own = [NOTES[table.name]] if table.name in NOTES else []
         title, listed = f"{table.heading}, on other data", [first, *rules, *own, *more]
     else:
@@ -172,13 +172,14 @@ def _missing_notes(cells: Sequence[Cell]) -> list[str]:
     without = [cell for cell in cells if cell.figure is None]
     # A cell that has a result can lack only the one of the one-standard-error rule.
     with_one = [cell for cell in cells if cell.figure is not None]
-    for some, rule in ((without, ""), (with_one, " by the one-standard-error rule")):
+    for some, rule in ((without, ""), (with_one, " with the one-standard-error rule")):
         missing = [cell.missing for cell in some if cell.missing is not None]
         if missing:
             reasons = list(dict.fromkeys(missing))
             more = f" (and {len(reasons) - 1} similar)" if len(reasons) > 1 else ""
             why = f"{reasons[0]}{more}"
-            notes.append(f"No figure{rule} for {len(missing)} of {n_cells} cells: {why}.")
+            are = "is" if len(missing) == 1 else "are"
+            notes.append(f"{len(missing)} of {n_cells} cells {are} empty{rule}: {why}.")
         # Reasons may contain local paths, so only JSON and the terminal have them.
         if failed := [cell for cell in some if cell.failed is not None]:
             first = f"{failed[0].row}, {failed[0].column}"

@@ -122,7 +122,7 @@ def large(rng, monkeypatch):
 def test_rows_of_a_large_gallery_are_found_in_a_sample_of_it(large, rng):
     own = large[rng.permutation(20_000)[:3000]].astype(np.float16)
     gallery = open_embeddings(large, normalize=True)
-    with pytest.raises(NNNormError, match=r"are rows of embeddings in 10\.0% of the gallery"):
+    with pytest.raises(NNNormError, match=r"are rows of embeddings in 10\.0 % of the gallery"):
         check_inputs(gallery, open_embeddings(own, normalize=True))
     past = own + rng.normal(size=own.shape).astype(np.float16) + 1
     check_inputs(gallery, open_embeddings(past, normalize=True))  # warnings are errors

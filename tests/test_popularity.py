@@ -226,7 +226,7 @@ def test_clicks_are_checked_before_the_work_and_gated_methods_are_left_out(traff
     with monkeypatch.context() as patch:
         patch.setattr("nnnorm.evaluation.tuning.Trial", refuse)
         for wrong, words in (
-            ({"clicks": [1, 2]}, "one number per item, 150; got 2"),
+            ({"clicks": [1, 2]}, "150 numbers, one per item; got 2"),
             ({"clicks": -traffic["clicks"]}, "clicks must be at least 0"),
             ({"methods": ["qbnorm"]}, "qbnorm decides per query"),
             ({"methods": ["dualdis"]} | second, "dualdis decides per query"),

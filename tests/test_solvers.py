@@ -93,7 +93,7 @@ def test_auto_is_exact_with_a_warning_where_approximate_means_are_far_off(any_sa
     hard = noise(1000, 17_000)
     words = (
         r"exact means will take about \d+:\d\d:\d\d \(h:mm:ss\); approximate means would have "
-        r"an error of [2-9]\d% of their standard deviation, more than 15%.* solver='approximate'"
+        r"an error of [2-9]\d % of their standard deviation, more than 15 %.* solver='approximate'"
     )
     with pytest.warns(NNNormWarning, match=words) as seen:
         values, about = auto(hard)

@@ -15,13 +15,21 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, first_line, hide_secrets, require, show_url, warn
+from nnnorm.errors import (
+    NNNormError,
+    first_line,
+    has_surrogates,
+    hide_secrets,
+    require,
+    show_url,
+    warn,
+)
 from nnnorm.files import available_memory, check_memory, check_regular, make_mapped, reading
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -52,7 +60,7 @@ def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], 
     Return the arrays, the name with the path for messages, and the ids of the rows if any. Shapes
     and values aren't checked.
     """
-    path = os.fspath(source)
+    path = source.as_posix() if isinstance(source, PurePath) else os.fspath(source)
     url = _URL.match(path)
     if url is None or url[1] == "file":
         if url is not None:
@@ -69,7 +77,7 @@ def read_files(source: str | os.PathLike[str], name: str) -> tuple[list[Array], 
     ids: list[Any] = []
     for file in files:
         if file.name == IDS_FILE:  # written by `nnnorm encode`, one id per line
-            ids = file.read_bytes().decode("utf-8", "replace").split("\n")[:-1]
+            ids = file.read_bytes().decode("utf-8", "surrogateescape").split("\n")[:-1]
         elif file.suffix == ".parquet":
             check_regular(file, f"{name}: {file}")
             part, own = _read_parquet(file, name, to_disk)
@@ -338,10 +346,13 @@ def check_names(ids: Any, n_items: int, what: str, name: str) -> Ids:
         kinds = (str, int, np.integer)
         wrong = [one for one in values if isinstance(one, bool) or not isinstance(one, kinds)]
         cut = [text for text in texts if text.endswith("\0")]
+        halves = list(filter(has_surrogates, texts))
         if wrong:
             problem = f"got {wrong[0]!r}"
         elif cut:
             problem = f"{cut[0]!r} ends with a NUL character, which numpy drops"
+        elif halves:
+            problem = f"{halves[0]!r:.60} isn't valid UTF-8"
         elif 0 < len(texts) < n_items:
             problem = f"{texts[0]!r} is a string, so pass all of them as strings"
         else:

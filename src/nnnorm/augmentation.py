@@ -134,7 +134,7 @@ def bound_augmentation(
         largest = max(largest, norm)
     # The scale makes the stored value about as large as the other coordinates. It is a power of
     # two, so scaling is exact.
-    scale = 2.0 ** -min(16, max(-16, round(math.log2(largest))))
+    scale = 2.0 ** -round(math.log2(largest))
     far = scale * max(highest - shift, shift - lowest)
     return Augmentation("l2", shift, scale, radius=(1 + _MARGIN) * math.hypot(longest, far))
 

@@ -216,7 +216,7 @@ def _open_confidence(given: npt.ArrayLike) -> FloatArray:
 def _check_labels(is_right: npt.ArrayLike, n_queries: int) -> npt.NDArray[np.bool_]:
     given = np.asarray(is_right)
     if given.shape != (n_queries,):
-        expected = f"is_right must have one label per query, shape ({n_queries},)"
+        expected = f"is_right (--labels) must have one label per query, shape ({n_queries},)"
         raise NNNormError(f"{expected}; got {given.shape}: leave out queries without a label")
     if wrong := [label for label in given.tolist() if label not in (0, 1)]:
         raise NNNormError(f"labels must be 1 or 0, or True or False; got {wrong[0]!r}")

@@ -15,7 +15,7 @@ from nnnorm import NNN, evaluate, evaluation, load_shapes, search
 from nnnorm.datasets import Shapes, read_scene
 from nnnorm.errors import quiet
 from nnnorm.evaluation.results import Record
-from nnnorm.files import make_folder
+from nnnorm.files import filling
 from nnnorm.report import Table
 from nnnorm.report.tables import show_gain
 
@@ -61,10 +61,11 @@ class Demo(Record):
 @quiet(".* rows of references are among")  # several pictures have the caption "a red star"
 def run_demo(output: str | Path = "demo-output") -> Demo:
     """Fit NNN, search without and with the correction, and save the bias."""
-    folder, shapes = make_folder(output), load_shapes()
+    shapes = load_shapes()
     queries, gallery, truth = shapes.queries, shapes.gallery, shapes.truth
-    bias = NNN().fit(gallery, shapes.references)
-    bias.save(folder / _BIAS)
+    with filling(output) as folder:
+        bias = NNN().fit(gallery, shapes.references)
+        bias.save(folder / _BIAS)
     raw, corrected = (evaluate(queries, gallery, one, truth=truth) for one in (None, bias))
     first, then = (search(queries, gallery, one, k=1).indices[:, 0] for one in (None, bias))
     diagnosis = evaluation.diagnose(queries, gallery, bias, truth=truth)

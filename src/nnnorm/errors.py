@@ -20,14 +20,20 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 # Errors of usearch and DuckDB after a Ctrl-C.
 _INTERRUPTED = ("Operation has been terminated", "Query interrupted", "INTERRUPT Error")
-# User and password, up to the last @, because a password may contain @. One slash is enough,
-# because a Path drops the second one.
-_USER = re.compile(r"((?<=\w\w)://?|//)(\S*)@")
+# User and password: up to the last @, since a password may hold one, or a space. A Path has lost a
+# slash. All repetitions are bounded, since a text may have 100,000 letters.
+_USER = re.compile(r"((?<=\w\w)://?|//)(\S{0,500}|[^\s/@:]{1,99}:[^/@]{0,300})@")
 # Options of an address and of a signed URL: passwords, tokens, keys and signatures.
 _SECRET = re.compile(
-    r"(?i)([\w-]*(?:pass|pwd|token(?!s)|secret|signature|credential|[_-]key|apikey|accesskey)[\w-]*"
-    r"\s*=\s*|(?<=[?&;])(?:sig|key|auth|code)=)('[^']*'|[^\s&]+)"
+    r"(?i)((?:pass|pwd|token(?!s)|secret|signature|credential|[_-]key|apikey|accesskey|accountkey)"
+    r"[\w-]{0,40}\s{0,3}=\s{0,3}|authorization\W{1,5}(?:\w{1,9} )?"
+    r"|(?<=[?&;])(?:sig|key|auth|code|pw)=)"
+    r"((?:'(?:[^'\\]|\\.)*'|\\.|[^\s&\\])+)"
 )
+# Every option of a web address, since each site has its own names for secrets.
+_WEB = re.compile(r"(?i)(https?:/[^\s?#]{0,500})([?#]\S+)")
+_OPTION = re.compile(r"([?&;#][\w.-]{0,30}=?)[^?&;#\s]*")
+_HALF = re.compile("[\ud800-\udfff]")
 _JOINERS = "\u200c\u200d"  # format characters that some scripts and emoji need
 
 
@@ -110,7 +116,8 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
 
 def show_url(text: object) -> str:
     """Return a URL, or text with URLs, without users, passwords, keys and signatures."""
-    return _SECRET.sub(r"\1…", _USER.sub(r"\1…@", str(text)))
+    shown = _SECRET.sub(r"\1…", _USER.sub(r"\1…@", str(text)))
+    return _WEB.sub(lambda found: found[1] + _OPTION.sub(r"\1…", found[2]), shown)
 
 
 def hide_secrets(text: str, address: str, *others: str | None) -> str:
@@ -139,6 +146,11 @@ def printable(text: object, keep: str = "") -> str:
 def _controls(letter: str) -> bool:
     """Whether a letter is a control, a direction mark, a line break or a surrogate."""
     return letter not in _JOINERS and unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def has_surrogates(text: str) -> bool:
+    """Whether a text has halves of pairs, which UTF-8 can't encode."""
+    return _HALF.search(text) is not None
 
 
 @contextmanager

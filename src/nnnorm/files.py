@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ _STRAY_SECONDS = 3600
 # Windows can't replace a file while another process reads it. Seconds to wait between attempts:
 _WAITS = (0.01, 0.03, 0.1, 0.3, 1.0) if os.name == "nt" else ()
 _FULL = re.compile("(?i)no space left|disk (is )?full|quota exceeded|not enough space")
+_NO_NAME = 123  # Windows's error for a pattern such as photos-*.npy, which no file can be named
 _LONGEST_NAME = 255  # bytes, in the file systems of Linux, macOS and Windows
 # The folder with a container's memory limit (cgroup v2).
 _GROUP = "/sys/fs/cgroup"
@@ -62,6 +64,8 @@ def check_regular(path: PathLike, name: str | None = None) -> None:
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:  # no permission, circular links, not a path at all
+        if getattr(error, "winerror", None) == _NO_NAME:
+            return
         reason = getattr(error, "strerror", None) or str(error)
         raise NNNormError(f"{name or path}: can't be opened ({reason}); check the path") from error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -87,6 +91,28 @@ def make_folder(path: PathLike) -> Path:
         raise NNNormError(f"cannot make the folder {folder}: {reason}; choose another") from error
     check_writable(folder / "file")
     return folder
+
+
+@contextlib.contextmanager
+def filling(path: PathLike) -> Iterator[Path]:
+    """Create a folder if there is none, and remove it again if it stays empty."""
+    folder = make_folder(path)
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """Yield a new folder, whose content moves to `folder` after all of it is written."""
+    with tempfile.TemporaryDirectory(prefix=".nnnorm-", dir=folder) as place:
+        yield Path(place)
+        for path in Path(place).iterdir():
+            if (folder / path.name).is_dir():
+                shutil.rmtree(folder / path.name)
+            path.replace(folder / path.name)
 
 
 def write_whole(path: PathLike, write: Callable[[BinaryIO], object]) -> None:

@@ -97,7 +97,8 @@ def check_inputs(
         nearest = scores.argmax(axis=1)
         n_same += int((np.linalg.norm(some - units[nearest], axis=1) < _SAME_ROW).sum())
         n_near += int((scores.max(axis=1) > _NEAR_ROW).sum())
-    part = "" if n_read == len(gallery) else f" in {n_read / len(gallery):.1%} of the gallery"
+    share = 100 * n_read / len(gallery)
+    part = "" if n_read == len(gallery) else f" in {share:.1f} % of the gallery"
     sampled = f"of {n_sought} sampled {references.name}"
     harm = f"rows of {gallery.name}{part}, so an item's best past query would be the item itself"
     if n_same > _MOST_SAME * expected and allow_gallery_rows is None:

@@ -153,8 +153,8 @@ def _choose_model(
     message = f"exact means will take about {timedelta(seconds=round(seconds))} (h:mm:ss)"
     if math.isfinite(least_error):
         message += (
-            f"; approximate means would have an error of {least_error:.0%} of their standard "
-            f"deviation, more than {_LARGEST_ERROR:.0%}. To use them anyway, pass "
+            f"; approximate means would have an error of {100 * least_error:.0f} % of their "
+            f"standard deviation, more than {100 * _LARGEST_ERROR:.0f} %. To use them anyway, pass "
             "solver='approximate' (--solver approximate)"
         )
     warn(message)

@@ -206,7 +206,8 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
         return ids
     if path.suffix != ".npy":
         with reading(path, what):
-            return path.read_text(encoding="utf-8-sig").splitlines()
+            text = path.read_text(encoding="utf-8-sig")
+            return text.removesuffix("\n").split("\n") if text else []
     array = map_npy(path)
     if array.ndim != 1 or array.dtype.kind == "V":
         got = f"{path} has the shape {array.shape} and the type {array.dtype!s:.60}"

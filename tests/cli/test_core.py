@@ -1,5 +1,6 @@
 import contextlib
 import json
+import logging
 import os
 import pty
 import re
@@ -307,6 +308,8 @@ def test_an_output_never_replaces_an_input_and_says_its_kind(files):
     (files / "gallery.safetensors").symlink_to(files / "gallery.npy")
     before = (files / "gallery.npy").read_bytes()
     assert_fails(fit("-o", "gallery.npy"), "is one of the inputs and would be overwritten")
+    os.link("gallery.npy", "Gallery.safetensors")  # as on a disk that ignores case
+    assert_fails(fit("-o", "Gallery.safetensors"), "is one of the inputs and would be overwritten")
     assert_fails(fit("-o", "bias"), "the output must end in .safetensors; got bias")
     assert_fails(fit("-o", "gallery.safetensors"), "is one of the inputs and would be overwritten")
     assert_fails(search("-o", "ranking.csv"), "the output must end in .npz; got ranking.csv")
@@ -334,6 +337,7 @@ def test_text_from_data_never_controls_the_terminal(files, small, hostile):
         run("info", folder / "none.npy", *([] if "\n" in hostile else ["--debug"])),
         run("index", "info", f"sqlite:{folder}/a.db?table={hostile}"),
         run("fit", f"--{hostile}"),
+        run(f"--{hostile}"),
         run("encode", hostile, "-o", folder, "--images", folder),
     ]
     for result in found:
@@ -474,3 +478,36 @@ def test_a_closed_or_broken_output_is_no_fault_of_ours(files):
         done = subprocess.run(f"{line} {end}", shell=True, capture_output=True, text=True)
         assert "Traceback" not in done.stderr
         assert "fault of nnnorm" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "line"),
+    [
+        ("nnnorm.explore", "record", ["explore", *FIT[1:5], "--queries", "queries.npy"]),
+        ("nnnorm.evaluation", "tune", ["tune", *FIT[1:5], "--queries", "queries.npy"]),
+        ("nnnorm.demo", "load_shapes", ["demo"]),
+    ],
+)
+def test_an_interrupt_leaves_no_empty_folder(files, monkeypatch, module, function, line):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    np.save("truth.npy", np.arange(11))
+    options = {"explore": ["--export", "new"], "demo": ["--output", "new"]}
+    options["tune"] = ["--report", "new", "--truth", "truth.npy", "-o", "b.safetensors"]
+    if function == "record":
+        module, function = "nnnorm.explore.recording._Recording", "record"
+    monkeypatch.setattr(f"{module}.{function}", interrupt)
+    assert run(*line, *options[line[0]]).exit_code == 130
+    assert not (files / "new").exists()
+
+
+def test_what_a_library_logs_is_printable(files, monkeypatch):
+    def fit(*_, **__):
+        logging.getLogger("some.library").warning("table %s", HOSTILE[0])
+        raise nnnorm.NNNormError("it failed")
+
+    monkeypatch.setattr(nnnorm.NNN, "fit", fit)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    result = run("fit", *FIT[1:])
+    assert result.stderr == "table \\x1b]0;owned\\x07\nError: it failed\n"

@@ -46,6 +46,8 @@ def test_one_string_instead_of_a_list_is_rejected():
 def test_a_text_that_is_no_string_is_rejected_with_its_place_and_kind():
     with pytest.raises(NNNormError, match="texts must be strings; number 1 is float"):
         check_texts(["a", float("nan")])
+    with pytest.raises(NNNormError, match="must be valid UTF-8; number 1 is"):
+        check_texts(["a", "b\ud800"])
 
 
 def test_what_a_model_cannot_encode_is_rejected_by_name():

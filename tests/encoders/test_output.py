@@ -85,6 +85,14 @@ def test_a_failure_before_anything_is_saved_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("bad", ["two\nlines", "\ud800", "ends\0"])
+def test_ids_that_a_line_of_text_cannot_hold_are_rejected_before_the_work(tmp_path, bad):
+    names = [f"text {number}" for number in range(len(TEXTS) - 1)]
+    with pytest.raises(NNNormError, match=r"one line of text|isn't valid UTF-8|ends with a NUL"):
+        encode_to_folder(Letters(), "texts", TEXTS, tmp_path, ids=[*names, bad])
+    assert os.listdir(tmp_path) == []
+
+
 def test_rows_keep_the_ids_that_were_given(tmp_path):
     names = [f"text {number}" for number in range(len(TEXTS))]
     done = encode_to_folder(Letters(), "texts", TEXTS, tmp_path, ids=names)
@@ -97,6 +105,9 @@ def test_rows_keep_the_ids_that_were_given(tmp_path):
         words = rf"ids must be .* got {n_ids}.*correct ids.txt"
         with pytest.raises(NNNormError, match=words):
             nnnorm.open_embeddings(done.folder)
+    (done.folder / "ids.txt").write_bytes(b"".join(b"\xff%d\n" % n for n in range(len(TEXTS))))
+    with pytest.raises(NNNormError, match=r"isn't valid UTF-8; correct ids\.txt"):
+        nnnorm.open_embeddings(done.folder)
 
 
 def test_a_changed_picture_under_the_same_name_is_noticed(tmp_path):

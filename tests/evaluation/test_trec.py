@@ -132,7 +132,7 @@ def test_check_leaves_out_queries_that_are_not_judged(task, tmp_path):
     (tmp_path / "some.qrels").write_text("".join(f"{n} 0 {n} 1\n" for n in range(20)))
     sides = ["--gallery", "gallery.npy", "--queries", "queries.npy", "--no-normalize"]
     result = run("check", *sides, "--truth", "some.qrels", "--json")
-    assert "3 of 23 queries have no right item in the qrels; left out" in result.stderr
+    assert "3 of 23 queries without a right item in the qrels are dropped" in result.stderr
 
 
 def test_qrels_of_a_task_are_read_as_they_were_written(task):
@@ -166,7 +166,7 @@ def test_what_is_left_out_is_said():
     assert rows.tolist() == [0, 1]
     assert truth.items.tolist() == [0, 0]
     said = " ".join(str(note.message) for note in notes)
-    assert "2 of 4 queries have no right item in the qrels" in said
+    assert "2 of 4 queries without a right item in the qrels" in said
     assert "1 queries of the qrels aren't among the queries" in said
     assert "1 right documents of the qrels aren't in the gallery" in said
     with pytest.raises(NNNormError, match=r"no right document for these .* 'q' .* 'x' and 'a'"):

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import enum
 import functools
 import itertools
 import json
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 
 import nnnorm
 from nnnorm.index import build_index, open_backend
-from tests.index.engines import ENGINES, parametrize, world
+from nnnorm.index.backend import Layout
+from tests.index.engines import ENGINES, build, parametrize, world
 
 EXAMPLES = int(os.environ.get("NNNORM_EXAMPLES", "12"))
 NAMES = [
@@ -71,7 +73,9 @@ ODD = [
     *(b"b", 1j, {1}, object, range(2), np.array([1]), np.float32(0.1), np.int64(7), np.int64(-1)),
     *(np.uint64(2**63), np.float64("nan"), np.bool_(True), np.str_("s"), np.bytes_(b"b")),
     *(np.datetime64("2026-01-01", "ns"), np.timedelta64(3, "ns"), np.longdouble(1), (1, "a")),
+    *(enum.IntEnum("Whole", "A").A, enum.StrEnum("Word", "A").A, type("Real", (float,), {})(1.5)),
     *(float("nan"), float("inf"), -0.0, 5e-324, 2**63, 2**63 - 1, 2**70, -(2**63), -(2**63) - 1),
+    123456789.123456789,
     *("nul \0", "\ud800", "", "x" * 70_000, [], {}, [[[]]], {"a": {"b": [1.5]}}, {1: 1}, {"\0": 1}),
 ]
 DEEP = [functools.reduce(lambda part, _: [part], range(depth), []) for depth in (90, 2000)]
@@ -150,6 +154,8 @@ def check_holds(index, known):
         for own, entry in zip(part.ids.tolist(), part.metadata, strict=True)
     }
     assert shown(stored) == shown(known)
+    kinds = {type(value) for entry in stored.values() for value in entry.values()}
+    assert kinds <= {str, bool, int, float, list, dict, type(None)}
     hits = index.search(world().queries[:1], k=100, with_metadata=True)
     assert shown(dict(zip(hits.ids[0].tolist(), hits.metadata[0], strict=True))) == shown(known)
 
@@ -204,3 +210,49 @@ def test_any_metadata_come_back_equal_or_are_rejected_before_a_write(case, tmp_p
         check_holds(index, known)
         index.refresh(world().correctors[1])
         check_holds(index, known)
+
+
+WRONG = ["'", "(" * 2000, "nope = 1", "x" * 100_000, "[{}]", '[["a"]]', "null", "\0", "\ud800"]
+WRONG += [b"x", 5, [[1]], {1: 2}, {"must": 5}, object()]
+
+
+@parametrize(ENGINES)
+def test_a_wrong_filter_is_one_short_sentence(case, tmp_path):
+    with build(case, tmp_path) as index:
+        for given in WRONG:
+            with contextlib.suppress(nnnorm.NNNormError):  # such as a key that no item has
+                index.search(world().queries[:1], 3, filter=given)
+                continue
+            with pytest.raises(nnnorm.NNNormError) as caught:
+                index.search(world().queries[:1], 3, filter=given)
+            assert "\n" not in str(caught.value)
+            assert len(str(caught.value)) < 1000
+        assert len(index.search(world().queries[:1], 3).ids) == 1
+
+
+APPLICATION = [case for case in ENGINES if case.engine in ("duckdb", "pgvector", "sqlite")]
+
+
+@parametrize(APPLICATION)
+def test_a_view_of_the_application_is_not_replaced(case, tmp_path):
+    url = case.at(tmp_path)
+    name = url.rpartition("table=")[2]
+    with contextlib.closing(open_backend(url)) as backend:
+        backend.run(f'CREATE VIEW "{name}" AS SELECT 7 AS seven')
+        with contextlib.suppress(nnnorm.NNNormError):
+            build(case, tmp_path)
+        assert backend.run(f'SELECT * FROM "{name}"') == [(7,)]
+
+
+SERVERS = [case for case in ENGINES if case.engine in ("lancedb", "qdrant", "milvus", "chroma")]
+
+
+@parametrize(SERVERS)
+def test_a_collection_of_the_application_with_a_like_name_stays(case, tmp_path):
+    with contextlib.closing(open_backend(case.at(tmp_path))) as backend:
+        layout = Layout(3, True, {}, 1, np.empty((0, 3), np.float32))
+        backend.create("v1_202401", layout)
+        names = backend._list_names()
+    with build(case, tmp_path) as index:
+        index.refresh(world().correctors[1])
+        assert set(names) <= set(index.backend._list_names())

@@ -90,11 +90,23 @@ def test_a_malformed_url_says_what_is_expected(url, message):
         ("faiss:photos", "faiss:photos"),
         ("pgvector://me:a@b@box/shop", "pgvector://…@box/shop"),
         ("host=box password=secret dbname=shop", "host=box password=… dbname=shop"),
-        ("https://box?api_key=secret&x=1", "https://box?api_key=…&x=1"),
+        ("https://box?api_key=secret&x=1", "https://box?api_key=…&x=…"),
+        ("https://box/a.npy?hmac=secret#jwt=secret", "https://box/a.npy?hmac=…#jwt=…"),
+        ("https://box/a.npy?sig%3Dsecret", "https://box/a.npy?sig…"),
+        ("pgvector://me:my secret@box/shop", "pgvector://…@box/shop"),
+        (r"password='a\'secret' user=me", "password=… user=me"),
+        ("AccountName=me;AccountKey=secret", "AccountName=me;AccountKey=…"),
+        ("{'Authorization': 'Bearer secret'}", "{'Authorization': 'Bearer …"),
     ],
 )
 def test_a_url_is_shown_without_its_secrets(url, shown):
     assert show_url(url) == shown
+
+
+@pytest.mark.parametrize("part", ["x", "/", "pass", "token=", "http://a?", "//a:", "'"])
+def test_a_long_text_is_shown_in_time(part):
+    text = 100_000 * part
+    assert len(show_url(text)) <= len(text)
 
 
 @pytest.mark.parametrize("scheme", ENGINES)

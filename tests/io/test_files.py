@@ -271,9 +271,10 @@ def test_a_file_that_is_checked_is_untouched_and_one_that_is_replaced_keeps_its_
     assert check_writable(str(target)) == target.resolve()
     assert_untouched(target)
     target.chmod(0o600)
+    mode = target.stat().st_mode  # Windows has fewer modes
     write_whole(target, write_new)
     assert target.read_bytes() == NEW
-    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert target.stat().st_mode == mode
 
 
 # --- folders ------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Files at a URL, and files that don't fit in memory, are read like any other."""
 
 import io
+import os
 import sys
 import threading
 import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import numpy as np
 import pytest
@@ -91,6 +92,24 @@ def test_what_is_not_there_or_is_cut_short_is_named(memory):
     }.items():
         with pytest.raises(NNNormError, match=words):
             open_embeddings(url, name="gallery")
+
+
+def test_a_path_of_windows_may_be_a_url_or_a_pattern(memory, tmp_path, monkeypatch):
+    memory.pipe_file("/set/gallery.npy", npy(ROWS))
+    assert len(open_embeddings(PureWindowsPath("memory://set/gallery.npy"))) == len(ROWS)
+    np.save(tmp_path / "part-1.npy", ROWS)
+    stat, error = os.stat, OSError(22, "The filename, directory name, or volume label")
+    error.winerror = 123
+
+    def fail(path, **options):
+        if "*" in str(path):
+            raise error
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", fail)
+    monkeypatch.setattr(Path, "is_dir", lambda path: os.path.isdir(path))
+    monkeypatch.setattr(Path, "exists", lambda path, **_: os.path.exists(path))
+    assert len(open_embeddings(tmp_path / "part-*.npy")) == len(ROWS)
 
 
 def test_a_pattern_sorts_files_by_their_numbers(tmp_path):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnnorm
-from nnnorm import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, NNNormError, Sinkhorn
+from nnnorm import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, NNNormError, NNNormWarning, Sinkhorn
 from nnnorm.methods import Uncorrected, make_method
 from tests import reference
 
@@ -119,6 +119,13 @@ def test_sinkhorn_if_plain_exponentials_vanish(small):
     expected = reference.sinkhorn(scores_of(small.gallery, small.references), 0.001, 10)
     bias = fit(Sinkhorn(tau=0.001), small)
     assert reference.same_up_to_a_constant(bias.correction, expected, 1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e-12])
+def test_a_bias_of_sinkhorn_that_is_only_rounding_warns(small, scale):
+    rows = [(scale * side).astype(np.float32) for side in (small.gallery, small.references)]
+    with pytest.warns(NNNormWarning, match=r"tau=0\.05 is too large for these scores"):
+        Sinkhorn(tau=0.05).fit(*rows, normalize=False)
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def test_smaller_shares_are_pictures_with_all_their_captions(shapes):
 
 
 def test_missing_inputs_of_other_data_are_reported(shapes):
-    with pytest.raises(MissingData, match="shapes has no pictures in its other bank"):
+    with pytest.raises(MissingData, match="the other bank of `shapes` contains no pictures"):
         shapes.references("other", "images", 1.0)
 
 

@@ -36,11 +36,11 @@ def test_what_is_missing_or_failed_is_a_note_without_paths_of_this_machine():
     assert [row[:2] for row in made.rows] == [("CLIP", "30.10"), ("BLIP", "30.10")]
     assert "aclanthology.org" in made.notes[0]
     assert "tab:image_retrieval_results" in made.notes[0]
-    rule = "by the one-standard-error rule"
+    rule = "with the one-standard-error rule"
     assert made.notes[-4:] == (
-        "No figure for 1 of 4 cells: there are no images in x.",
+        "1 of 4 cells is empty: there are no images in x.",
         "1 of 4 cells failed, such as SigLIP, COCO: original.",
-        f"No figure {rule} for 1 of 4 cells: there is no bank.",
+        f"1 of 4 cells is empty {rule}: there is no bank.",
         f"1 of 4 cells failed {rule}, such as CLIP, COCO: original.",
     )
 
@@ -137,7 +137,7 @@ def test_both_rules_and_the_paper_are_lines_of_a_model():
         ("  the paper", "30.43", "37.53 (+7.1)"),
     )
     assert any("maximum over its grid" in note for note in made.notes)
-    assert made.notes[-1].startswith("No figure for 1 of 3 cells")
+    assert made.notes[-1].startswith("1 of 3 cells is empty")
 
 
 def test_other_data_take_the_place_of_models_and_the_bank_is_named():
@@ -153,7 +153,7 @@ def test_other_data_take_the_place_of_models_and_the_bank_is_named():
     assert made.columns == ("", "Original", "DBNorm", "NNN other bank", "NNN own bank")
     assert made.groups == ()
     assert [row[0] for row in made.rows][::2] == ["shapes", "flickr8k"]
-    assert made.notes[0].startswith("Other models and data than the paper's")
+    assert made.notes[0].startswith("From other models and data than the paper's")
 
 
 # --- LaTeX ---------------------------------------------------------------------------------------

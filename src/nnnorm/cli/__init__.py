@@ -20,7 +20,7 @@ import sys
 def main() -> None:
     """Run the command line."""
     try:
-        from nnnorm.cli.app import app  # slow, so Ctrl-C is handled here too
+        from nnnorm.cli.app import app  # this import is slow, and Ctrl-C may come during it
 
         app(prog_name="nnnorm")
     except KeyboardInterrupt:

@@ -8,12 +8,14 @@ fast, because the module of a command is imported when it runs, and other packag
 import functools
 import inspect
 import io
+import logging
 import os
 import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from inspect import Parameter
@@ -82,7 +84,8 @@ class _Group(HelpfulGroup):
         """Accept `--debug` anywhere on the command line."""
         if "--debug" in args:
             ctx.obj = "debug"
-        return super().parse_args(ctx, [word for word in args if word != "--debug"])
+        with _clean_usage_errors():
+            return super().parse_args(ctx, [word for word in args if word != "--debug"])
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -101,13 +104,10 @@ class _Group(HelpfulGroup):
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
-            with warnings.catch_warnings(), keep_interrupts():
+            with warnings.catch_warnings(), keep_interrupts(), _clean_usage_errors():
                 _show_warnings_as_notes()
                 return super().invoke(ctx)
-        except _NOT_OURS as error:  # a closed pipe, or an error that Typer prints
-            if hasattr(error, "message"):
-                said = re.sub("Value error, |, unable to .*", "", error.message)
-                error.message = clean(said.replace("Input should", "it should"), keep="\n")
+        except _NOT_OURS:  # a closed pipe, or an error that Typer prints
             raise
         except (Exception, KeyboardInterrupt) as error:
             if ctx.obj == "debug":
@@ -115,6 +115,18 @@ class _Group(HelpfulGroup):
             print_note(f"Error: {_explain(error)}")
             # 130 is what shells return after Ctrl-C.
             raise typer.Exit(130 if isinstance(error, KeyboardInterrupt) else 1) from error
+
+
+@contextmanager
+def _clean_usage_errors() -> Iterator[None]:
+    """Make the text of a usage error printable, which Typer shows."""
+    try:
+        yield
+    except _NOT_OURS as error:
+        if hasattr(error, "message"):
+            said = re.sub("Value error, |, unable to .*", "", error.message)
+            error.message = clean(said.replace("Input should", "it should"), keep="\n")
+        raise
 
 
 def _explain(error: BaseException) -> str:
@@ -137,6 +149,11 @@ def _explain(error: BaseException) -> str:
     )
 
 
+class _Log(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print_note(self.format(record), keep="\n")
+
+
 def _show_warnings_as_notes() -> None:
     """Print nnnorm's warnings on stderr, once each; those of other libraries don't change."""
     usual, shown = warnings.showwarning, set()
@@ -149,6 +166,7 @@ def _show_warnings_as_notes() -> None:
         else:
             usual(clean(message, keep="\n"), category, *about, **more)
 
+    logging.lastResort = _Log(logging.WARNING)  # of libraries without a handler of their own
     warnings.showwarning = show
     warnings.simplefilter("always", NNNormWarning)
 
@@ -179,7 +197,7 @@ class _Command(TyperCommand):
     """A command whose help lists options in groups, and required options in the usage."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; say which option is meant, and explain a file without an option."""
+        """Parse the arguments; suggest the option for a wrong one, and options for bare files."""
         flags: dict[str, Any] = {name: part for part in self.params for name in part.opts}
         for given in (word.partition("=")[0] for word in args if word.startswith("-")):
             meant = next((flag for flag in MEANT.get(given, ()) if flag in flags), None)
@@ -244,7 +262,7 @@ def command(
 
     def register(function: Callable[..., Answer | None]) -> Any:
         wanted = dict(inspect.signature(function).parameters)
-        if like is not None:  # the function's own options win
+        if like is not None:  # the function's own options take precedence
             wanted.popitem()
             shared = inspect.signature(like).parameters.values()
             wanted = {one.name: one for one in shared if one.kind != one.KEYWORD_ONLY} | wanted
@@ -257,16 +275,17 @@ def command(
             folder = given.pop("report", None)
             as_json = given["as_json"] if wants_json else given.pop("as_json")
             _check_outputs(shown, given)
-            if folder is not None:
-                from nnnorm.files import make_folder
+            with ExitStack() as stack:
+                if folder is not None:
+                    from nnnorm.files import filling
 
-                make_folder(folder)
-            answer = function(**given)
-            if answer is not None:
-                if "output" in given and shown["output"] != FOLDER:
-                    answer.about["output"] = given["output"] and str(given["output"])
-                deliver(answer, as_json, folder)
-                raise typer.Exit(answer.code)
+                    stack.enter_context(filling(folder))
+                answer = function(**given)
+                if answer is not None:
+                    if "output" in given and shown["output"] != FOLDER:
+                        answer.about["output"] = given["output"] and str(given["output"])
+                    deliver(answer, as_json, folder)
+                    raise typer.Exit(answer.code)
 
         options = [make_option(wanted[name], line) for name, line in shown.items()]
         vars(run)["__signature__"] = inspect.Signature(options)
@@ -290,13 +309,20 @@ def _check_outputs(lines: Mapping[str, Line], given: Mapping[str, Any]) -> None:
             from nnnorm.files import check_writable
 
             target = str(check_writable(path))
-            if target in (*inputs, *outputs):
-                what = "is one of the inputs" if target in inputs else "is given for two outputs"
+            is_input = any(_is_same(target, one) for one in inputs)
+            if is_input or target in outputs:
+                what = "is one of the inputs" if is_input else "is given for two outputs"
                 raise NNNormError(f"{path} {what} and would be overwritten; choose another name")
             suffixes = re.findall(r"\.[a-z]+\b", line.help)
             if suffixes and path.suffix not in suffixes:
                 raise NNNormError(f"the output must end in {' or '.join(suffixes)}; got {path}")
             outputs.append(target)
+
+
+def _is_same(target: str, other: str) -> bool:
+    """Whether both are one file: macOS and Windows ignore case, and a file may have two names."""
+    is_there = os.path.exists(target) and os.path.exists(other)
+    return target == other or (is_there and os.path.samefile(target, other))
 
 
 def _line_of(name: str, lines: dict[str, str | Line]) -> Line:

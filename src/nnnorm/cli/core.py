@@ -159,7 +159,7 @@ def describe_bias(bias: Bias, path: Path) -> Facts:
         quality = f", quality {params['quality']}" if "quality" in params else ""
         facts["solver"] = f"{params['solver']}{quality}"
     if "error" in params:
-        facts["error"] = f"{params['error']:.1%} of the standard deviation of the means"
+        facts["error"] = f"{100 * params['error']:.1f} % of the standard deviation of the means"
     if bias.gates:
         opened = " and ".join(f"{gate.active.sum():,}" for gate in bias.gates)
         facts["gate"] = f"applies if a query's top-1, uncorrected, is one of {opened} items"
@@ -204,7 +204,7 @@ def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None)
         size += f", a random sample: at most {about['max_references']:,} are kept"
     facts = {
         "unique queries": size,
-        "most asked": f"{often:,} times, {often / bank.n_kept:.1%} of these queries",
+        "most asked": f"{often:,} times, {100 * often / bank.n_kept:.1f} % of these queries",
         "embeddings": f"{bank.dim} dimensions{', normalized' if bank.normalized else ''}",
         "last asked": describe_times(bank) or None,
         "forgotten": f"{bank.n_forgotten:,} older queries" if bank.n_forgotten else None,

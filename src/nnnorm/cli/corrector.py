@@ -19,7 +19,7 @@ from nnnorm.ranking import Ranking
 from nnnorm.report.tables import tabulate_calibration, tabulate_drift, tabulate_scan
 from nnnorm.tables import read_ids
 
-# Exit code of a scan with outliers; 1 and 2 mean errors and wrong usage.
+# Exit code if there are items to remove; 1 and 2 mean errors and wrong usage.
 _FOUND = 3
 
 

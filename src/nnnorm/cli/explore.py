@@ -64,7 +64,7 @@ def explore(
         name, number = opened.getsockname()[:2]
         shown = "localhost" if name in ("0.0.0.0", "::") else f"[{name}]" if ":" in name else name
         url, n_items = f"http://{shown}:{number}/", len(material.gallery)
-        words = f"Explore {n_items:,} items at {url} (Ctrl-C ends it)"
+        words = f"Explore {n_items:,} items at {url} (press Ctrl-C to stop)"
         typer.echo(json.dumps({"url": url, "n_items": n_items}) if as_json else words)
         if browser:
             webbrowser.open(url)
@@ -79,4 +79,5 @@ def _print_progress(done: int, total: int) -> None:
     _last["share"] = done / total
     if time.monotonic() - _last["time"] >= _SECONDS:
         _last["time"] = time.monotonic()
-        print(f"Scoring, pass {_last['pass']}: {done / total:.0%}", file=sys.stderr, flush=True)
+        share = 100 * done / total
+        print(f"Scoring, pass {_last['pass']}: {share:.0f} %", file=sys.stderr, flush=True)

@@ -101,7 +101,8 @@ def add(url: str, gallery: Path, corrector: Path, replace: bool = False, **known
     options = _read_items(**known)
     with open_index(url, corrector) as index:
         before, change = len(index), index.upsert if replace else index.add
-        with show_progress("Adding", _LEFT):
+        left = _LEFT if index.backend.atomic_writes else "add the rest with --replace"
+        with show_progress("Adding", left):
             change(gallery, **{**options, "ids": _ids_like(index, options["ids"])})
         return _describe_change(index, "Added to", {"added": len(index) - before})
 
@@ -217,7 +218,7 @@ def _ids_like(index: CorrectedIndex, ids: Any) -> Any:
         return ids.tolist()
     if ids is None or not all(isinstance(own, str) for own in ids):
         return ids
-    kept = [own.strip() for own in ids if own.strip()]
+    kept = [own for own in ids if own.strip()]
     with suppress(ValueError):  # text stays text, which the index rejects
         return kept if index.config.string_ids else [int(own) for own in kept]
     return kept

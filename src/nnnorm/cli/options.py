@@ -123,7 +123,7 @@ LINES = {
     "as_json": _output("Print JSON.", flags=("--json",)),
 }
 
-# Options and settings that people try, and those that are meant: the first one that a command has.
+# Mistaken options and settings, and what to suggest instead: the first that the command has.
 MEANT = {
     **dict.fromkeys(("-k", "--k", "k"), ("--reference-k", "reference_k")),
     **dict.fromkeys(("--references", "--past-queries"), ("--references", "--corrector", "--bias")),

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from nnnorm.files import Progress
     from nnnorm.ranking import Ranking
 
-_ARRAYS = ("indices", "ids", "parents", "scores", "confidence")  # of a ranking
-# What a message asks for, in Python and as an option: "pass normalize=True (--normalize)".
-_ARGUMENT = re.compile(r"(\w+)(?:=\S*)? \((--[^()]+)\)")
+_ARRAYS = ("indices", "ids", "parents", "scores", "confidence")  # fields of a ranking
+# An argument in Python with its option, as in "pass normalize=True (--normalize)".
+_ARGUMENT = re.compile(r"\b(\w+)(?:=\S*)? \((--(?:set |no-)?\1\b[^()]*)\)")
 
 
 def clean(text: object, keep: str = "") -> str:
@@ -37,12 +37,8 @@ def count_columns() -> int:
 
 
 def name_options(message: str) -> str:
-    """Return a message that names the options of the command line, not the arguments in Python."""
-
-    def choose(found: re.Match[str]) -> str:
-        return found[2] if found[1].replace("_", "-") in found[2].replace("_", "-") else found[0]
-
-    return _ARGUMENT.sub(choose, message)
+    """Return a message with command-line options in place of Python arguments."""
+    return _ARGUMENT.sub(r"\2", message)
 
 
 class Facts(NamedTuple):
@@ -107,19 +103,20 @@ def deliver(answer: Answer, as_json: bool, report: Path | None) -> None:
 def _write_report(answer: Answer, folder: Path) -> None:
     from importlib.util import find_spec
 
-    from nnnorm.files import write_whole
+    from nnnorm.files import staging, write_whole
 
     tables = [part.to_markdown() for part in answer.parts if hasattr(part, "to_markdown")]
     text = "\n\n".join(tables) + "\n"
-    write_whole(folder / "report.md", lambda file: file.write(text.encode()))
     figures = answer.figures
     if find_spec("matplotlib") is None:
         print_note("Note: plots need matplotlib: pip install 'nnnorm[plots]'")
         figures = {}
-    for name, draw in figures.items():
-        from nnnorm.report import plots
+    with staging(folder) as place:
+        write_whole(place / "report.md", lambda file: file.write(text.encode()))
+        for name, draw in figures.items():
+            from nnnorm.report import plots
 
-        plots.save_figure(draw(plots), folder / name)
+            plots.save_figure(draw(plots), place / name)
     print_note(f"Written to {folder}: {', '.join(['report.md', *figures])}")
 
 

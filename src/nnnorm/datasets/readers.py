@@ -78,8 +78,8 @@ def read_table(path: PathLike, images: PathLike = ".") -> Pairs:
     for image, split in zip(files, columns.get("split", [""] * len(files)), strict=True):
         if split_of.setdefault(image, split) != split:
             raise NNNormError(
-                f"{path}: {image} is in the splits {split_of[image]!r} and {split!r}; an "
-                "image and all its captions belong to one"
+                f"{path}: {image} is in the splits {split_of[image]!r} and {split!r}; put "
+                "all rows of an image in one split"
             )
     rows = list(zip(files, map(_tidy, columns["caption"]), strict=True))
     return _make_pairs(Path(path).stem, split_of, rows)
@@ -114,7 +114,7 @@ def read_beir(folder: PathLike, split: str = "test") -> Beir:
         texts[part] = dict(zip(ids, (" ".join(filter(None, row)) for row in rows), strict=True))
     documents = {own: text for own, text in texts["corpus"].items() if text}
     if n_blank := len(texts["corpus"]) - len(documents):
-        warn(f"{n_blank:,} documents of {folder} have no title and no text; left out")
+        warn(f"{n_blank:,} documents of {folder} have no title and no text and are left out")
     asked = dict.fromkeys(read_columns(qrels, ("query-id",))["query-id"])
     if unknown := [own for own in asked if own not in texts["queries"]]:
         raise NNNormError(f"{qrels} names the query {unknown[0]!r}, which isn't in queries.jsonl")

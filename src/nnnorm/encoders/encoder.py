@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from nnnorm.embeddings import FloatArray
 from nnnorm.encoders.inputs import decode_image, quiet_pillow, read_sound
-from nnnorm.errors import NNNormError, first_line, require, warn
+from nnnorm.errors import NNNormError, first_line, has_surrogates, require, warn
 
 Modality: TypeAlias = Literal["images", "texts", "audio"]
 Library: TypeAlias = Literal["transformers", "sentence-transformers", "open-clip"]
@@ -166,6 +166,8 @@ def check_texts(texts: Sequence[str]) -> None:
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise NNNormError(f"texts must be strings; number {place} is {type(text).__name__}")
+        if has_surrogates(text):
+            raise NNNormError(f"texts must be valid UTF-8; number {place} is {text!r:.60}")
     if empty := [place for place, text in enumerate(texts) if not text.strip()]:
         raise NNNormError(
             f"text {empty[0]} (counted from 0) is empty ({len(empty)} texts are); remove empty "

@@ -38,7 +38,7 @@ _ARCHITECTURES = {
     "siglip": "SiglipModel",
     "siglip2": "Siglip2Model",
 }
-# XLM-R and RoBERTa start to count positions after the padding id, so some positions are unused.
+# XLM-R and RoBERTa number positions from after the padding id, so some positions are unused.
 _SHIFTED = ("altclip", "clap")
 # BLIP's authors clean captions for training and evaluation, and use this many words and tokens.
 _BLIP_WORDS, _BLIP_TOKENS = 30, 35

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from nnnorm.arrays import IDS_FILE
+from nnnorm.arrays import IDS_FILE, check_names
 from nnnorm.encoders.encoder import Encoder, Modality, check_texts
 from nnnorm.encoders.inputs import Column, check_inputs
 from nnnorm.errors import NNNormError
@@ -115,6 +115,9 @@ def _describe(
         about |= {"n_texts_cut": encoder.count_cut(items), "context": encoder.context}
     about["items_sha256"] = _digest(modality, items)
     if ids is not None:
+        check_names(list(ids), len(items), "ids", modality)
+        if broken := [one for one in ids if "\n" in one]:
+            raise NNNormError(f"an id must be one line of text; got {broken[0]!r:.60}")
         about["ids_sha256"] = _digest("texts", ids)
     return json.loads(json.dumps(about, ensure_ascii=False))
 

@@ -104,7 +104,7 @@ def make_settings(
 def _cells(
     name: MethodName, grid: Grid | None, statistics: Statistics
 ) -> Iterator[tuple[Method, dict[str, Any]]]:
-    """Yield the method and parameters of each cell; a default grid skips too large settings."""
+    """Yield each cell's method and parameters; a default grid skips a k above the bank's size."""
     for params in _list_params(name, find_method(name)[1].grid if grid is None else grid):
         method = make_method(name, **params)
         if method.is_automatic:

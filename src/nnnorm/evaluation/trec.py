@@ -206,14 +206,14 @@ def truth_of_qrels(
         raise NNNormError(
             "the qrels have no right document for these queries and items, with ids such as "
             f"{next(iter(row_of))!r} and {next(iter(places))!r}; the qrels have {judged[0]!r} and "
-            f"{judged[1]!r}: pass query_ids (--query-ids) and ids (--ids)"
+            f"{judged[1]!r}: pass query_ids and ids (--query-ids and --ids)"
         )
     queries, items, grades = np.array(pairs, dtype=np.int64).T
     rows, queries = np.unique(queries, return_inverse=True)
     if (n_idle := len(row_of) - len(rows)) > 0:
-        warn(f"{n_idle:,} of {len(row_of):,} queries have no right item in the qrels; left out")
+        warn(f"{n_idle:,} of {len(row_of):,} queries without a right item in the qrels are dropped")
     if n_absent := sum(query not in row_of for query, some in right.items() if some):
-        warn(f"{n_absent:,} queries of the qrels aren't among the queries; left out")
+        warn(f"{n_absent:,} queries of the qrels aren't among the queries and are dropped")
     known = (some for query, some in right.items() if query in row_of)
     if n_missing := sum(item not in places for some in known for item in some):
         warn(

@@ -401,7 +401,7 @@ def _check_clicks(
 ) -> list[MethodName]:
     """Return the methods that a popularity can be added to."""
     if (n_clicks := len(Popularity(clicks))) != n_gallery:
-        raise NNNormError(f"clicks must have one number per item, {n_gallery}; got {n_clicks}")
+        raise NNNormError(f"clicks must have {n_gallery} numbers, one per item; got {n_clicks}")
     # A name of a method fixes or presets only gates.
     variants = [find_method(name)[1] for name in methods]
     gated = [one.name for one in variants if any({**one.fixed, **one.preset}.values())]

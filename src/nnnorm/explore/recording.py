@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from nnnorm.errors import NNNormError
 from nnnorm.explore.material import Served
 from nnnorm.explore.session import Session, Setting, draw_some
 from nnnorm.explore.views import View, Views, to_json
-from nnnorm.files import Progress, make_folder
+from nnnorm.files import Progress, filling, make_folder, staging
 
 STATIC = Path(__file__).parent / "static"
 # The order in which the modules of the page need each other.
@@ -36,24 +35,15 @@ def record(
     session: Session, folder: str | os.PathLike[str], progress: Progress | None = None
 ) -> list[str]:
     """Write the page of a session to a folder; it opens from there without a server."""
-    target = make_folder(folder)
-    if any(target.iterdir()) and not (target / "recorded.js").exists():
-        raise NNNormError(f"{target} is not empty; pass a new folder for the export")
-    for work in (session.map, session.tuning, session.scan):
-        work.exception()  # until it is done; the views show what is missing
-    recording = _Recording(session)
-    recording.record(progress)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".nnnorm-", dir=target) as staging:
-            written = _write_export(recording, Path(staging))
-            for path in Path(staging).iterdir():
-                if (target / path.name).is_dir():
-                    shutil.rmtree(target / path.name)
-                path.replace(target / path.name)
-    finally:
-        with suppress(OSError):
-            target.rmdir()  # if it is empty
-    return written
+    with filling(folder) as target:
+        if any(target.iterdir()) and not (target / "recorded.js").exists():
+            raise NNNormError(f"{target} is not empty; pass a new folder for the export")
+        for work in (session.map, session.tuning, session.scan):
+            work.exception()  # until it is done; the views show what is missing
+        recording = _Recording(session)
+        recording.record(progress)
+        with staging(target) as place:
+            return _write_export(recording, place)
 
 
 def _write_export(recording: "_Recording", folder: Path) -> list[str]:

@@ -23,7 +23,8 @@ from nnnorm.explore.views import Views, Which, to_json
 
 _LONGEST_HEADERS = 16_384  # bytes
 _MOST_SECONDS = 10  # that a connection is kept without a whole request
-_MOST_CONNECTIONS = 512  # beyond these, those without a whole request are closed at once
+# Beyond these, those without a whole request are closed at once; macOS lets a process open 256.
+_MOST_CONNECTIONS = 100
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HEADERS = {
     "content-security-policy": (
@@ -48,7 +49,7 @@ def _reject(headers: Mapping[str, str], own: str) -> str | None:
     is_shown = headers.get("sec-fetch-mode") == "navigate"
     if not is_own or (headers.get("sec-fetch-site") == "cross-site" and not is_shown):
         return "this explorer only accepts requests from its own page; got another site's"
-    if headers.get("upgrade", "").lower() == "websocket":
+    if "websocket" in headers.get("upgrade", "").lower():
         return "this explorer only accepts plain requests; got a WebSocket"
     if sum(map(len, (*headers, *headers.values()))) > _LONGEST_HEADERS:
         return f"this explorer accepts headers of up to {_LONGEST_HEADERS:,} characters; got more"
@@ -212,9 +213,14 @@ def make_server(session: Session, host: str = "127.0.0.1") -> Any:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.loop.call_later(_MOST_SECONDS, self._watch)
-            if len(self.connections) > _MOST_CONNECTIONS:
-                for other in self.connections - {self}:
+            others = self.connections - {self}
+            if len(others) >= _MOST_CONNECTIONS:
+                for other in others:
                     other.close_if_waiting()
+            busy = [one for one in others if not one.transport.is_closing()]
+            if len(busy) >= _MOST_CONNECTIONS:
+                for other in busy:  # they don't read their answers
+                    other.transport.abort()
 
         def _watch(self) -> None:
             self.close_if_waiting()

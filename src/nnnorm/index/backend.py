@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -36,7 +37,7 @@ Kind = Literal["integer", "float", "boolean", "text"]
 BATCH = 1000  # items read from an engine at once
 KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "float", str: "text"}
 _MOST = 2**31 - 1
-_LEAST_SPACE = 2**24  # bytes; if less disk space is free, errors of an engine are due to that
+_LEAST_SPACE = 2**24  # bytes; with less free space, an engine's errors are due to a full disk
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,7 +327,7 @@ class Backend(ABC):
             text = hide_secrets(_quote(error), self.address, key)
             shown = text == _quote(error) and not key and "@" not in self.address
             full = "the disk is full, free some space; " if self._is_full(error) else ""
-            raise NNNormError(f"{self.name}: {full}the engine reports: {text}") from (
+            raise NNNormError(f"{self.name}: {full}the engine reports: {text:.600}") from (
                 error if shown else None
             )
 
@@ -437,6 +438,11 @@ def keep_errors(call: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return called
+
+
+def name_version(number: int | str) -> str:
+    """Name a new version; with the letter, no date of the application looks like it."""
+    return f"v{number}_{secrets.choice('abcdef')}{secrets.token_hex(3)[1:]}"
 
 
 def chunks(values: Any, size: int) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from nnnorm.augmentation import Augmentation
 from nnnorm.bias import Bias, check_correction
 from nnnorm.corrector import Corrector
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, has_surrogates
 from nnnorm.index.backend import KINDS, FloatArray, Ids, Items, Kind, Metadata, Metric, Mode
 from nnnorm.ranking import warn_of_scale
 from nnnorm.tables import check_ids
@@ -33,6 +33,7 @@ _RESERVED = {
 _MOST_COLUMNS = 50
 _DEEPEST = 100  # levels of metadata
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
+_NEAR_ONE = 4  # powers of two
 _FEW = 64  # rows that are checked without opening them as embeddings
 
 
@@ -59,6 +60,7 @@ class IndexConfig:
     previous: int | None = None
     popularity: float | None = None
     alpha: float | None = None  # differs from the weight if there are groups
+    stretch: float = 1.0
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any], name: str) -> "IndexConfig":
@@ -89,7 +91,9 @@ class IndexConfig:
         """Return the vectors to store, and in mode ``column`` the column of the bias."""
         if self.mode == "column":
             return rows, values
-        vectors = self.augmentation.extend_items(rows, values)
+        vectors = np.multiply(
+            self.augmentation.extend_items(rows, values), np.float32(self.stretch)
+        )
         return (vectors @ _rotation(self.width) if self.rotated else vectors), None
 
     def restore_items(self, items: Items) -> Items:
@@ -97,7 +101,8 @@ class IndexConfig:
         if self.mode == "column":
             return items
         vectors = items.vectors @ _rotation(self.width).T if self.rotated else items.vectors
-        return Items(items.ids, *self.augmentation.split_items(vectors), items.metadata)
+        restored = self.augmentation.split_items(vectors / self.stretch)
+        return Items(items.ids, *restored, items.metadata)
 
     # --- queries ---
 
@@ -139,13 +144,21 @@ class IndexConfig:
         if self.mode == "column":
             return rows
         asked = self.augmentation.extend_queries(rows, weight)
+        asked = np.multiply(asked, np.float32(self._query_stretch))
         return asked @ _rotation(self.width) if self.rotated else asked
 
     def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
         """Convert the engine's scores to corrected scores."""
         if self.mode == "column":
             return scores
+        if self.metric == "ip":
+            scores = scores / (self.stretch * self._query_stretch)
+        asked = asked / self._query_stretch
         return self.augmentation.read_scores(scores, asked, weight, self.metric)
+
+    @property
+    def _query_stretch(self) -> float:
+        return _inverse(self.reference_norms[1]) if self.reference_norms else 1.0
 
 
 def describe_corrector(corrector: Corrector) -> dict[str, Any]:
@@ -160,9 +173,19 @@ def describe_corrector(corrector: Corrector) -> dict[str, Any]:
         "dim": corrector.dim,
         "unit": corrector.unit or corrector.normalize,
         "augmentation": corrector.augmentation,
+        "stretch": _inverse(corrector.augmentation.radius),
         "bias_range": (float(bias.values.min()), float(bias.values.max())),
         "reference_norms": bias.reference_norms,
     }
+
+
+def _inverse(norm: float) -> float:
+    """Return a power of two that makes a norm about 1 if it is far from it.
+
+    Some engines compute one minus the product, in which tiny products would be rounded away.
+    """
+    exponent = round(math.log2(norm))
+    return 2.0**-exponent if abs(exponent) > _NEAR_ONE else 1.0
 
 
 @lru_cache(maxsize=4)
@@ -232,7 +255,7 @@ def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[di
     """Return plain JSON metadata per item, or raise an error before anything is written."""
     entries = [{} for _ in range(n_items)] if metadata is None else list(metadata)
     if len(entries) != n_items:
-        raise NNNormError(f"metadata needs one entry per item, {n_items:,}; got {len(entries):,}")
+        raise NNNormError(f"metadata must have {n_items} entries, one per item; got {len(entries)}")
     checked = []
     for row, entry in enumerate(entries):
         if not isinstance(entry, Mapping) or not all(map(_is_key, entry)):
@@ -260,6 +283,9 @@ def to_json(value: Any, otherwise: Callable[[Any], Any], depth: int = 0) -> Any:
     """Return a value that every engine stores unchanged; call `otherwise` for other values."""
     if isinstance(value, np.generic) and value.dtype.kind in "biufU":  # not dates
         value = value.item()
+    for kind in (str, int, float):  # enums and other subclasses: some engines don't know them
+        if isinstance(value, kind) and not isinstance(value, bool):
+            value = getattr(kind, f"__{kind.__name__}__")(value)
     if depth <= _DEEPEST:
         if isinstance(value, (list, tuple)):
             return [to_json(one, otherwise, depth + 1) for one in value]
@@ -274,7 +300,7 @@ def to_json(value: Any, otherwise: Callable[[Any], Any], depth: int = 0) -> Any:
 
 def _is_text(value: str) -> bool:
     """Whether every engine can store a text: no null characters, no lone surrogates."""
-    return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
+    return "\0" not in value and not has_surrogates(value)
 
 
 def choose_columns(metadata: Iterable[Metadata]) -> dict[str, Kind]:

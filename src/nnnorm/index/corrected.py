@@ -8,7 +8,6 @@ another swap.
 import asyncio
 import contextlib
 import itertools
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +20,16 @@ from nnnorm.corrector import Correction, Corrector, open_corrector
 from nnnorm.embeddings import FloatArray, Source
 from nnnorm.errors import NNNormError, check_count, check_type, warn
 from nnnorm.files import Progress
-from nnnorm.index.backend import Backend, Hits, Ids, Items, Layout, Metadata, keep_errors
+from nnnorm.index.backend import (
+    Backend,
+    Hits,
+    Ids,
+    Items,
+    Layout,
+    Metadata,
+    keep_errors,
+    name_version,
+)
 from nnnorm.index.config import (
     CollectionInfo,
     IndexConfig,
@@ -39,6 +47,8 @@ from nnnorm.ranking import N_COMPARED, check_min_confidence, drop_hits, measure_
 _BATCH = 4096  # items transformed at once
 _SAMPLE = 65_536  # vectors that an engine may train on
 _ATTEMPTS = 5
+# Of 500 items, graphs find 99.8 % of the 10 best if norms differ by a factor of 10, 96 % if by 100.
+_MOST_UNEVEN = 20
 
 
 class _State(NamedTuple):
@@ -484,6 +494,14 @@ def build_index(
     entries = check_metadata(metadata, len(items))
     values = bias_values(used, items, read_groups(groups, given, entries))
 
+    low, high = items.norm_range
+    if not backend.is_exact and high > _MOST_UNEVEN * low:
+        warn(
+            f"{items.name} has norms from {low:.3g} to {high:.3g}; {backend.engine} isn't exact, "
+            "and may miss the best items of such rows: verify the index, normalize the rows, or "
+            "use an exact engine"
+        )
+
     config = IndexConfig(
         **describe_corrector(used),
         version=1,
@@ -617,7 +635,7 @@ def _fill(
     previous: str | None,
 ) -> str:
     """Fill a version with all items, and serve it; after an error, remove it."""
-    version = f"v{config.version}_{secrets.token_hex(3)}"
+    version = name_version(config.version)
     first: list[Items] = []
     for part in parts:
         first.append(part)

@@ -1,9 +1,9 @@
 """Base class of engines that are libraries: an index is a folder.
 
     photos/CURRENT                 the name of the served version, replaced atomically
-    photos/v2_1f0c9a/index         what the engine's library writes
-    photos/v2_1f0c9a/items.npz     ids and metadata
-    photos/v2_1f0c9a/config.json   written last
+    photos/v2_f10c9a/index         what the engine's library writes
+    photos/v2_f10c9a/items.npz     ids and metadata
+    photos/v2_f10c9a/config.json   written last
 
 Loaded versions never change: a write copies the served one, changes the copy, and swaps. Threads
 and processes keep the version that they have opened. Without a path, everything is in memory.
@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import threading
 from abc import abstractmethod
@@ -30,7 +29,17 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 from nnnorm.files import check_regular, check_space, write_whole
-from nnnorm.index.backend import BATCH, Backend, FloatArray, Hits, Ids, Items, Layout, chunks
+from nnnorm.index.backend import (
+    BATCH,
+    Backend,
+    FloatArray,
+    Hits,
+    Ids,
+    Items,
+    Layout,
+    chunks,
+    name_version,
+)
 
 Labels = npt.NDArray[np.int64]
 _COMPARED = 4096  # vectors compared at once in a filtered search
@@ -203,7 +212,7 @@ class FolderBackend(Backend):
     @contextmanager
     def write(self, version: str) -> Iterator[str]:
         old = self._open(version)
-        new = f"{version.rpartition('_')[0]}_{secrets.token_hex(3)}"
+        new = name_version(version[1:].partition("_")[0])
         self._loaded[new] = replace(old, index=self._copy(old.index), breadth=0)
         try:
             yield new
@@ -283,7 +292,10 @@ class FolderBackend(Backend):
         elif isinstance(given, str) or not hasattr(given, "__iter__"):
             raise self.wrong_filter(given)
         else:
-            known = loaded.label_of.keys() & set(given)
+            try:
+                known = loaded.label_of.keys() & set(given)
+            except TypeError:  # lists or objects in place of ids
+                raise self.wrong_filter(given) from None
             return np.array(sorted(loaded.label_of[own] for own in known), dtype=np.int64)
         return labels[np.array(kept, dtype=bool)]
 

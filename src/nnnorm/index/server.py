@@ -1,6 +1,6 @@
 """Base class of engines with a client, for a server or a folder.
 
-Every version is a collection of its own, ``photos_v2_1f0c9a``. The name ``photos`` is an alias of
+Every version is a collection of its own, ``photos_v2_f10c9a``. The name ``photos`` is an alias of
 the served one, or a record that names it.
 """
 
@@ -82,7 +82,7 @@ class ServerBackend(ClientBackend):
         return None if name is None else name.removeprefix(f"{self.collection}_")
 
     def versions(self) -> list[str]:
-        pattern = re.compile(re.escape(self.collection) + r"_(v\d+_[0-9a-f]{6})")
+        pattern = re.compile(re.escape(self.collection) + r"_(v\d+_(?=\d*[a-f])[0-9a-f]{6})")
         found = (pattern.fullmatch(name) for name in self._names())
         return sorted(one[1] for one in found if one is not None)
 
@@ -122,10 +122,19 @@ def _check_server(address: str) -> None:
         )
 
 
-def split_fields(entry: Metadata, is_field: Callable[[str, Any], bool]) -> dict[str, Any]:
-    """Return the fields that an engine can store, and the others as JSON in one more field."""
+def split_fields(
+    entry: Metadata, is_field: Callable[[str, Any], bool], rounded: type | tuple[()] = ()
+) -> dict[str, Any]:
+    """Return the fields that an engine can store, and the others as JSON in one more field.
+
+    Values of a type that the engine rounds are stored in both.
+    """
     known = {name: value for name, value in entry.items() if is_field(name, value)}
-    rest = {name: value for name, value in entry.items() if name not in known}
+    rest = {
+        name: value
+        for name, value in entry.items()
+        if name not in known or isinstance(value, rounded)
+    }
     return known | ({"nnnorm_json": json.dumps(rest)} if rest else {})
 
 

@@ -1,7 +1,7 @@
 """Base class of SQL engines: a version is a table, and another table lists the versions.
 
 nnnorm_indexes(name, version, config, served)   the swap is one UPDATE
-photos_v2_1f0c9a(id, embedding, bias, …)         metadata keys are columns, the rest is JSON
+photos_v2_f10c9a(id, embedding, bias, …)         metadata keys are columns, the rest is JSON
 photos                                           a view of the served version, in most engines
 """
 
@@ -74,7 +74,7 @@ class SqlBackend(ClientBackend):
 
     @abstractmethod
     def _has_table(self, name: str) -> bool:
-        """Whether there is a table, not a view, of this name."""
+        """Whether there is a table or view of this name."""
 
     def _read_vector(self, column: str) -> str:
         """Return the expression that reads a vector."""

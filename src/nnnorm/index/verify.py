@@ -12,9 +12,10 @@ from nnnorm.index.config import bias_values
 from nnnorm.index.corrected import CorrectedIndex
 from nnnorm.tables import check_ids
 
-_GOOD_RECALL = {True: 1.0, False: 0.95}  # by whether the engine compares every item
-_GOOD_SCORE = 1e-3  # of the spread of the scores
-_NEAR = 1e-2  # of a row's norm, or of the spread of the bias
+_GOOD_RECALL = {True: 1.0, False: 0.95}  # for engines that compare every item, and others
+_GOOD_SCORE = 1e-3  # limit of the error, in spreads of the scores
+_NEAR = 1e-2  # limit of a difference, in norms of a row or spreads of the bias
+_FLAT = 1e-3  # a spread that is small next to the numbers themselves, in their size
 _MOST_QUERIES = 200
 _BLOCK = 64  # queries compared with all items at once
 
@@ -88,8 +89,8 @@ def verify_index(
     recall, error, scale = _compare(index, asked, stored, k)
     if recall < _GOOD_RECALL[index.backend.is_exact] - 1e-3:
         problems.append(
-            f"it finds only {recall:.1%} of the {k} best items: increase ef or probes, or use an "
-            "exact kind of index"
+            f"it finds only {100 * recall:.1f} % of the {k} best items: increase ef or probes, or "
+            "use an exact kind of index"
         )
     if error > _GOOD_SCORE * scale:
         problems.append(f"its scores differ from the exact ones by up to {error:.2g}")
@@ -101,11 +102,11 @@ def _compare(
 ) -> tuple[float, float, float]:
     """Return the recall, the largest error of a score, and the spread of the scores."""
     place = {own: row for row, own in enumerate(stored.ids.tolist())}
-    right, error, scale = 0, 0.0, 1e-12
+    right, error, scale = 0, 0.0, 0.0
     wanted = min(k, len(stored))
     for some in chunks(queries, _BLOCK):
         exact = some @ stored.vectors.T - np.float32(index.config.weight) * np.asarray(stored.bias)
-        scale = max(scale, float(np.ptp(exact)))
+        scale = max(scale, float(np.ptp(exact)), _FLAT * float(np.abs(exact).max()))
         last = -np.partition(-exact, wanted - 1, axis=1)[:, wanted - 1]
         hits = index.search(some, k)
         for row, (found, scores) in enumerate(zip(hits.ids, hits.scores, strict=True)):
@@ -133,7 +134,7 @@ def _check_bias(index: CorrectedIndex, stored: Items) -> list[str]:
             right = plain + offsets[nearest].astype(np.float32)
     except NNNormError as error:
         return [f"another program wrote items that its corrector can't read ({error})"]
-    spread = max(float(np.ptp(right)), 1e-3)
+    spread = max(float(np.ptp(right)), _FLAT * float(np.abs(right).max()))
     n_wrong = int((np.abs(values - right) > _NEAR * spread).sum())
     if not n_wrong:
         return []
@@ -165,7 +166,7 @@ def _check_rows(index: CorrectedIndex, stored: Items, gallery: Source, ids: Any)
         )
     right = items.rows(0, len(items))[there[known]]
     far = np.linalg.norm(stored.vectors[known] - right, axis=1)
-    n_wrong = int((far > _NEAR * np.linalg.norm(right, axis=1).clip(min=1e-12)).sum())
+    n_wrong = int((far > _NEAR * np.linalg.norm(right, axis=1)).sum())
     if n_wrong:
         problems.append(f"{n_wrong:,} items differ from the gallery: replace them with upsert")
     return problems

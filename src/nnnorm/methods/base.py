@@ -605,6 +605,7 @@ def warn_of_mismatch(bias: Bias) -> None:
     if is_mismatched(bias):
         warn(
             f"the past queries {describe_mismatch(bias)}, so the correction is reduced to "
-            f"{bias.params['match']:.0%}; pass more past queries from this search, or a few dozen "
-            "recent ones as recent (--recent); for a mixed gallery, pass groups (--groups)"
+            f"{100 * bias.params['match']:.0f} %; pass more past queries from this search, or a "
+            "few dozen recent ones as recent (--recent); for a mixed gallery, pass groups "
+            "(--groups)"
         )

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
-from nnnorm.errors import check_count, check_number
+from nnnorm.errors import check_count, check_number, warn
 from nnnorm.methods.base import FloatArray, Method, Statistics, Variant
 
 # After a few hundred iterations, the marginals are exact in float32.
 _MOST_ITERATIONS = 10_000
+# Share of tau; with less, float32 rounds the bias by more than a percent.
+_LEAST_SPREAD = 1e-4
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,15 @@ class Sinkhorn(Method):
     values_each_item = False  # the plan depends on all items
 
     def __post_init__(self) -> None:
-        check_number("tau", self.tau, 1e-6, 100)  # with a larger tau, float32 rounds the bias away
+        check_number("tau", self.tau, 1e-6, 100)
         check_count("iterations", self.iterations, _MOST_ITERATIONS)
 
     def values(self, statistics: Statistics) -> FloatArray:
         """Return ``−τ·log u`` of the gallery's rows."""
-        return statistics.transport(self.tau, self.iterations)
+        found = statistics.transport(self.tau, self.iterations)
+        if len(found) > 1 and found.std() < _LEAST_SPREAD * self.tau:
+            warn(
+                f"sinkhorn's tau={self.tau:g} is too large for these scores: the bias of all items "
+                "is equal but for rounding; pass a smaller tau, or normalize=True (--normalize)"
+            )
+        return found

@@ -294,16 +294,16 @@ def tabulate_calibration(calibration: Calibration) -> Table:
         title = f"Confidence of {found.n_queries:,} queries, without labels"
         bounds = [found.quantile(share) for share in (0.01, 0.05, 0.1, 0.25, 0.5)]
     else:
-        right = f"{curve.n_right / curve.n_labels:.0%} of the first hits right"
+        right = f"{100 * curve.n_right / curve.n_labels:.0f} % of the first hits right"
         title = f"Confidence of {found.n_queries:,} queries, {right}"
         bounds = [] if curve.slope <= 0 else [found.threshold(p) for p in (0.3, 0.5, 0.7, 0.8, 0.9)]
     columns = {"min confidence": [f"{bound:.4g}" for bound in bounds]}
     notes = []
     if curve is not None:
-        columns["first hit right"] = [f"{float(found.probability(one)):.0%}" for one in bounds]
+        columns["first hit right"] = [f"{100 * float(found.probability(b)):.0f} %" for b in bounds]
         errors = f"Brier score {curve.brier_score:.3f}, calibration error"
         notes = [f"{errors} {curve.calibration_error:.3f} on labels held out."]
-    columns["queries below"] = [f"{float(found.share_below(one)):.0%}" for one in bounds]
+    columns["queries below"] = [f"{100 * float(found.share_below(b)):.0f} %" for b in bounds]
     return _of_columns(title, columns, notes)
 
 

@@ -22,7 +22,7 @@ _SERVED = "nnnorm_served"
 
 @dataclass(frozen=True, kw_only=True)
 class ChromaOptions(ServerOptions, GraphOptions):
-    """Options of a new index; Chroma sets `ef` then too, not per search."""
+    """Options of a new index, including `ef`: in Chroma, searches can't change it."""
 
 
 class ChromaBackend(ServerBackend):
@@ -92,7 +92,7 @@ class ChromaBackend(ServerBackend):
     def add(self, version: str, items: Items) -> None:
         found = self._get(self._name(version))
         for part in chunks(items, _MOST):
-            kept = [split_fields(entry, _is_field) or None for entry in part.metadata]
+            kept = [split_fields(entry, _is_field, float) or None for entry in part.metadata]
             names = list(map(str, part.ids.tolist()))
             found.add(names, part.vectors, kept if any(kept) else None)
 

@@ -52,5 +52,5 @@ class DuckdbBackend(SqlBackend):
         )
 
     def _has_table(self, name: str) -> bool:
-        tables = "information_schema.tables WHERE table_type <> 'VIEW'"
-        return bool(self.run(f"SELECT 1 FROM {tables} AND table_name = ?", name))
+        tables = "information_schema.tables WHERE lower(table_name) = lower(?)"
+        return bool(self.run(f"SELECT 1 FROM {tables}", name.rpartition(".")[2]))

@@ -168,7 +168,7 @@ class LancedbBackend(ServerBackend):
         own, vector = ("id", "vector") if version else (self.options.id, self.options.embedding)
         if missing := {own, vector} - set(table.schema.names):
             has = f"has no column {', '.join(missing)}; it has {', '.join(table.schema.names)}"
-            raise self.error(f"{has}; name them with id= and embedding=")
+            raise self.error(f"{has}: name yours with id= and embedding=")
         for batch in table.search().to_batches(batch_size=BATCH):
             rows = batch.to_pylist()
             ids = [row.pop(own) for row in rows]

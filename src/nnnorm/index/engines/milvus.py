@@ -56,8 +56,9 @@ class MilvusBackend(ServerBackend):
 
     def _connect(self) -> Any:
         client = require("pymilvus", "milvus").MilvusClient
-        # It logs tracebacks of errors that it raises, and that Milvus Lite has no timestamps.
-        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        # Both log tracebacks of errors that they raise, and pymilvus a warning about Milvus Lite.
+        for name in ("pymilvus", "milvus_lite"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         if not self.is_server:
             # Milvus Lite rejects the pings of an idle client, which gRPC reports on stderr.
             return client(self.address, grpc_options={"grpc.keepalive_permit_without_calls": False})

@@ -135,5 +135,4 @@ class PgvectorBackend(SqlBackend):
         return f"{column}::real[]"
 
     def _has_table(self, name: str) -> bool:
-        tables = "pg_class WHERE relkind IN ('r', 'p')"
-        return bool(self.run(f"SELECT 1 FROM {tables} AND oid = to_regclass(?)", quote_name(name)))
+        return self.run("SELECT to_regclass(?)", quote_name(name)) != [(None,)]

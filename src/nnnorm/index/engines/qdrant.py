@@ -139,7 +139,7 @@ class QdrantBackend(ServerBackend):
         try:
             given = json.loads(filter) if isinstance(filter, str) else filter
             return self._models.Filter(**given) if isinstance(given, Mapping) else given
-        except ValueError:
+        except (ValueError, TypeError):
             raise self.wrong_filter(filter) from None
 
     def scan(self, version: str | None) -> Iterator[Items]:
