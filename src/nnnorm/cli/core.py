@@ -199,11 +199,9 @@ def _describe_choice(used: str, z: float | None) -> str:
 def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None) -> Answer:
     """Return the facts about a bank."""
     about = bank.to_dict()
-    size, often = f"{len(bank):,}", int(bank.counts.max())
-    if bank.is_sample and about["max_references"] is not None:
-        size += f", a random sample: at most {about['max_references']:,} are kept"
+    often = int(bank.counts.max())
     facts = {
-        "unique queries": size,
+        "sample": f"random, at most {bank.max_references or 0:,}" if bank.is_sample else None,
         "most asked": f"{often:,} times, {100 * often / bank.n_kept:.1f} % of these queries",
         "embeddings": f"{bank.dim} dimensions{', normalized' if bank.normalized else ''}",
         "last asked": describe_times(bank) or None,

@@ -263,13 +263,9 @@ def tabulate_diagnosis(diagnosis: evaluation.Diagnosis) -> tuple[Table, Table]:
 
 def tabulate_drift(drift: evaluation.Drift) -> Table:
     """Create a table that compares today's queries with a corrector, the verdict first."""
-    cells = {
-        "z of today's and past queries, 0 if alike": _signed(drift.z).removeprefix("+"),
-        "distance of their means, in spreads": f"{drift.mean_shift:.2f}",
-    }
+    cells = {"z of today's and past queries, 0 if alike": _signed(drift.z).removeprefix("+")}
     if drift.agreement is not None:
-        agreement = f"{drift.agreement:.2f}".replace("-", "−")
-        cells["agreement of their biases"] = agreement
+        cells["agreement of their biases"] = f"{drift.agreement:.2f}".replace("-", "−")
     for when, share in (
         ("without a correction", drift.hub_share_uncorrected),
         ("with this corrector", drift.hub_share),
