@@ -412,7 +412,7 @@ def unit(rng, n, dim=16):
         (lambda bank, rng: bank.add(unit(rng, 3), times=[1] * 3, counts=[1, 0, 2]),
          "counts must be whole numbers of at least 1; row 1 has 0"),
         (lambda bank, rng: bank.add(5 * unit(rng, 3), times=[1] * 3),
-         r"norms 5 to 5, but all rows of the bank have norms of about 1; scale"),
+         r"norms of 5, but all rows of the bank have norms of about 1; scale"),
         (lambda bank, rng: bank.forget(before="now"), "before must be dates .*; got 'now'$"),
         (lambda bank, rng: bank.forget(before=99), "older than 99 .*would drop all"),
     ],

@@ -138,7 +138,7 @@ def test_a_bank_gives_the_numbers_of_its_rows(made, tmp_path):
     bank.save(tmp_path / "bank.safetensors")
     from_file = Corrector.fit(made.gallery, tmp_path / "bank.safetensors", normalize=True)
     assert from_file.fingerprint == corrector.fingerprint
-    with pytest.raises(NNNormError, match="have norm 1, but rows of gallery have norms 3 to 3"):
+    with pytest.raises(NNNormError, match="have norm 1, but rows of gallery have norms of 3;"):
         Corrector.fit(3 * made.gallery, bank)
 
 
@@ -223,7 +223,7 @@ def test_rows_of_another_width_or_without_unit_norm_are_rejected(made, corrector
         NNNormError, match=r"same dimension; got .*12.*16.*Were they encoded by diff"
     ):
         ask(made.new[:, :12])
-    with pytest.raises(NNNormError, match=r"must have norm 1, .* got norms 3 to 3: normal"):
+    with pytest.raises(NNNormError, match=r"must have norm 1, .* got norms of 3: normal"):
         ask(3 * made.new)
     with pytest.raises(NNNormError, match="must be finite; row 1 has NaN"):
         ask(np.where(np.arange(60)[:, None] == 1, np.nan, made.new))
@@ -233,11 +233,11 @@ def test_raw_rows_on_another_scale_are_rejected_where_all_norms_are_equal(made):
     corrector = Corrector.fit(10 * made.gallery, 20 * made.references, normalize=False)
     assert corrector.transform_queries(20 * made.queries).shape == (80, 18)
     assert corrector.transform_items(10 * made.new).shape == (60, 18)
-    with pytest.raises(NNNormError, match=r"queries have norms 1 to 1, but all references .* 20;"):
+    with pytest.raises(NNNormError, match=r"queries have norms of 1, but all references .* 20;"):
         corrector.transform_queries(made.queries)
-    with pytest.raises(NNNormError, match=r"norms 1 to 1, but all items of .* 10; scale"):
+    with pytest.raises(NNNormError, match=r"norms of 1, but all items of .* 10; scale"):
         corrector.transform_items(made.new)
-    with pytest.raises(NNNormError, match="items have norms 1 to 1"):
+    with pytest.raises(NNNormError, match="items have norms of 1,"):
         corrector.bias_for(made.new)
 
 
@@ -255,7 +255,7 @@ def test_queries_on_another_scale_than_raw_references_are_warned_of(made):
 @pytest.mark.parametrize("normalize", [None, False])
 def test_recent_queries_on_another_scale_than_the_bank_are_rejected(made, normalize):
     for references in (made.references, nnnorm.Bank.of(made.references)):
-        with pytest.raises(NNNormError, match="recent have norms 20 to 20, but all references"):
+        with pytest.raises(NNNormError, match="recent have norms of 20, but all references"):
             Corrector.fit(made.gallery, references, recent=20 * made.queries, normalize=normalize)
 
 

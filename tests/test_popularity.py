@@ -49,7 +49,7 @@ def test_both_parts_are_in_the_params_and_are_saved(hubs, tmp_path):
 def test_the_order_of_a_sum_makes_no_difference(hubs):
     popularity = Popularity([3, 0, 9], weight=0.05)
     np.testing.assert_array_equal((popularity + hubs).values, (hubs + popularity).values)
-    with pytest.raises(NNNormError, match="the object added to a bias must be a Popularity"):
+    with pytest.raises(NNNormError, match="popularity must be a Popularity"):
         sum([hubs])
 
 

@@ -207,7 +207,7 @@ def test_queries_on_another_scale_than_the_references_are_warned_of(small, tmp_p
     bias.save(tmp_path / "bias.safetensors")
     for one in (bias, Bias.load(tmp_path / "bias.safetensors")):
         for use in (search, score_matrix):
-            with pytest.warns(NNNormWarning, match="references of norms 100 to 100, so corr"):
+            with pytest.warns(NNNormWarning, match="of the bias norms of 100, so corr"):
                 use(queries, gallery, one)
     search(100 * queries, gallery, bias)  # warnings are errors here
     search(queries, gallery, bias, weight=0)

@@ -4,8 +4,6 @@ No part of it is stored, so it can't be out of date. mkdocstrings renders the do
 the source without importing it.
 """
 
-import re
-
 from mkdocs.structure.files import File
 from typer.main import get_command
 
@@ -75,17 +73,7 @@ def write_command(command):
         names, meaning = show_option(parameter)
         meaning = meaning.replace("[", r"\[")  # a default value, not a link
         parts.append(f"`{names}`\n:   {meaning}")
-    return [*parts, f"```sh\n{fold(command.epilog.removeprefix('Example: '))}\n```"]
-
-
-def fold(line, width=90):
-    """Break a long command before its options."""
-    lines = [""]
-    for part in re.split(r" (?=--?\w)", line):
-        if len(lines[-1]) + len(part) > width:
-            lines.append("    ")
-        lines[-1] += part if not lines[-1].strip() else f" {part}"
-    return " \\\n".join(lines)
+    return [*parts, f"```sh\n{command.epilog.partition('Example: ')[2]}\n```"]
 
 
 def walk(command, name):

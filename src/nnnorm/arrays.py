@@ -330,8 +330,10 @@ def check_names(ids: Any, n_items: int, what: str, name: str) -> Ids:
     # In an object array, the 1 of ["a", 1] stays a number; numpy would convert it to a string.
     array = ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=object)
     values = array.tolist()
-    problem = f"got shape {array.shape}, not ({n_items},)"
-    if array.shape == (n_items,):
+    problem = f"expected {n_items:,}, got {array.size:,}"
+    if array.ndim != 1:
+        problem = f"pass a list; got shape {array.shape}"
+    elif len(array) == n_items:
         texts = [value for value in values if isinstance(value, str)]
         kinds = (str, int, np.integer)
         wrong = [one for one in values if isinstance(one, bool) or not isinstance(one, kinds)]

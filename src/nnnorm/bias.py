@@ -183,7 +183,7 @@ class Bias:
 
     def __add__(self, other: Popularity) -> "Bias":
         """Return the bias with clicks, so that popular items stay on top."""
-        check_type("the object added to a bias", other, Popularity, "such as Popularity(clicks)")
+        check_type("popularity", other, Popularity, "such as Popularity(clicks)")
         if len(other) != len(self):
             raise NNNormError(
                 f"clicks must have one number per item of the bias, {len(self)}; got {len(other)}"

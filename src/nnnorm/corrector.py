@@ -680,10 +680,10 @@ class Corrector:
         check_same_dim(rows, self.bank)
         if self.unit:
             if not rows.normalized and not _has_unit_norms(rows):
-                low, high = rows.norm_range
+                got = embeddings.describe_norms(rows.norm_range)
                 raise NNNormError(
                     f"rows of {rows.name} must have norm 1, like all rows of this corrector; got "
-                    f"norms {low:.4g} to {high:.4g}: normalize them, or fit the corrector with "
+                    f"{got}: normalize them, or fit the corrector with "
                     "normalize=True (--normalize)"
                 )
         else:

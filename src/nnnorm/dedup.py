@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings, FloatArray, IntArray, measure_rows
-from nnnorm.errors import NNNormError, warn
+from nnnorm.errors import NNNormError, plural, warn
 from nnnorm.files import Progress
 from nnnorm.scoring import strips_in_order
 
@@ -378,7 +378,7 @@ def describe_unique(n_unique: int, sampled: bool = False) -> str:
 
 def describe_size(n_references: int, n_unique: int | None, sampled: bool = False) -> str:
     """Describe a number of past queries: ``500 past queries (412 unique)``."""
-    size = f"{n_references:,} past queries"
+    size = plural(n_references, "past query")
     if n_unique is None or n_unique == n_references:
         return size
     return f"{size} ({describe_unique(n_unique, sampled)})"

@@ -406,7 +406,7 @@ def _read_source(
                 f"{part.shape}: {hint or 'convert with .astype(numpy.float32)'}"
             )
         if part.ndim != 2:
-            hint = "; a single row needs [None, :]" if part.ndim == 1 else ""
+            hint = f"; a row must have shape (1, {part.size})" if part.ndim == 1 else ""
             got = f"got shape {part.shape}{hint}"
             raise NNNormError(f"{name} must have two dimensions {expected}; {got}")
         if 0 in part.shape:
@@ -421,6 +421,11 @@ def _read_source(
     return parts, name, ids
 
 
+def describe_norms(norms: Range) -> str:
+    """Describe the norms of rows: ``norms of 0.5 to 2``, or ``norms of 1``."""
+    return f"norms of {' to '.join(dict.fromkeys(f'{norm:.3g}' for norm in norms))}"
+
+
 def check_norms(name: str, low: float, high: float, *, warn_of_norms: bool) -> None:
     """Raise if all norms are too small; if requested, warn if they differ."""
     if high < _LEAST_NORM:
@@ -430,7 +435,7 @@ def check_norms(name: str, low: float, high: float, *, warn_of_norms: bool) -> N
         )
     if warn_of_norms and high - low > EQUAL_NORMS * high:
         warn(
-            f"rows of {name} have norms {low:.3g} to {high:.3g}, so scores are raw inner "
+            f"rows of {name} have {describe_norms((low, high))}, so scores are raw inner "
             "products; for cosine, pass normalize=True (--normalize); to keep inner products, pass "
             "normalize=False (--no-normalize)"
         )
@@ -458,9 +463,9 @@ def check_same_norms(
     unit, other = (first, second) if is_unit[0] else (second, first)
     low, high = other.norm_range
     message = (
-        f"rows of {unit.name} have norm 1, but rows of {other.name} have norms {low:.3g} to "
-        f"{high:.3g}; for cosine, pass normalize=True (--normalize); for inner products, open both "
-        "with normalize=False (--no-normalize)"
+        f"rows of {unit.name} have norm 1, but rows of {other.name} have "
+        f"{describe_norms(other.norm_range)}; for cosine, pass normalize=True (--normalize); for "
+        "inner products, pass normalize=False (--no-normalize)"
     )
     if unit.normalized:
         raise NNNormError(message)
@@ -476,7 +481,7 @@ def check_like_norms(name: str, norms: Range, known: Range, what: str) -> None:
         return  # the user chose raw inner products
     if low < (1 - EQUAL_NORMS) * least or high > (1 + EQUAL_NORMS) * most:
         raise NNNormError(
-            f"rows of {name} have norms {low:.4g} to {high:.4g}, but all {what} have norms of "
+            f"rows of {name} have {describe_norms(norms)}, but all {what} have norms of "
             f"about {most:.4g}; scale both the same way, or use normalize=True (--normalize) for "
             "all of them"
         )

@@ -92,6 +92,13 @@ def check_type(name: str, value: object, kind: type, how: str) -> None:
         raise NNNormError(f"{name} must be a {kind.__name__}, {how}; got {got}")
 
 
+def plural(n: int, noun: str) -> str:
+    """Write a number with a noun: "1 query", "2,000 queries"."""
+    if n != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{n:,} {noun}"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of another library's error, or its type if it has no text."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -106,7 +106,7 @@ def check_inputs(
     elif n_same > _MOST_SAME * expected:
         raise NNNormError(
             f"{n_same} {sampled} are {harm}. Pass past queries instead, or allow_gallery_rows=True "
-            "(--set allow_gallery_rows=true) if past queries do equal items"
+            "(--set allow_gallery_rows=true) if your queries are items"
         )
     elif n_near > _MOST_NEAR * expected and gallery.dim >= _FEWEST_DIMS:
         warn(
@@ -277,6 +277,6 @@ def _draw(rows: Embeddings, rng: np.random.Generator) -> FloatArray:
 def describe_reliability(reliability: float, n_queries: int) -> str:
     """The reliability, and what it means if it is low."""
     if n_queries < FEW_QUERIES:
-        return f"{n_queries} past queries are too few; {FEW_QUERIES} are needed"
+        return f"unknown; {FEW_QUERIES} past queries are needed"
     is_noise = reliability < LEAST_RELIABLE
     return f"{reliability:.2f}{': the bias is mostly noise' if is_noise else ''}"

@@ -34,8 +34,8 @@ _SCALES_APART = 2
 N_COMPARED = 10
 _MEAN_SHARE = 0.8
 _SWAPPED = (
-    "queries and gallery look swapped: the bias was fitted on the rows passed as queries; pass "
-    "them in the order (queries, gallery, bias)"
+    "queries and gallery look swapped: the bias was fitted on the rows passed as queries; exchange "
+    "the two"
 )
 
 
@@ -402,12 +402,12 @@ def warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None
         return
     (low, high), (least, most) = sorted([bias.reference_norms, queries.norm_range])
     if high < least and least + most > _SCALES_APART * (low + high):
-        of_queries = "{:.3g} to {:.3g}".format(*queries.norm_range)
-        of_references = "{:.3g} to {:.3g}".format(*bias.reference_norms)
+        describe = embeddings.describe_norms
         warn(
-            f"rows of {queries.name} have norms {of_queries}, but the bias was fitted with "
-            f"references of norms {of_references}, so correction and scores have different scales; "
-            "scale both the same way, or pass normalize=True (--normalize) to both fit and search"
+            f"rows of {queries.name} have {describe(queries.norm_range)}, but the past queries of "
+            f"the bias {describe(bias.reference_norms)}, so correction and scores have different "
+            "scales; scale both the same way, or pass normalize=True (--normalize) to both fit "
+            "and search"
         )
 
 

@@ -76,7 +76,7 @@ def test_info_tells_what_a_bank_holds(files):
     about = build("--max-references", 20)
     text = run("info", "bank.safetensors").stdout
     assert "bank.safetensors: 20 sampled of 400 queries" in text
-    assert "20, a random sample: at most 20 are kept" in text
+    assert "random, at most 20" in text
     assert "32 dimensions, normalized" in text
     assert about["fingerprint"] in text
     assert run_json("info", "bank.safetensors")["n_unique"] == 20

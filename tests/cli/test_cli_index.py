@@ -167,7 +167,7 @@ def test_mistakes_are_one_sentence(data):
     assert_fails(run("index", *rows), "pass the corrector of the index (--corrector)")
     Path("few.txt").write_text("1\n2\n")
     few = ["build", "faiss:few", *BUILD, "--ids", "few.txt"]
-    assert_fails(run("index", *few), "per item of gallery; got shape (2,)")
+    assert_fails(run("index", *few), "per item of gallery; expected ")
     assert_fails(run("index", "search", "faiss:photos", *QUERIES, "--filter", "x"), "also in JSON")
     many = ["search", "faiss:photos", *QUERIES, "--weight", "nan"]
     assert_fails(run("index", *many), "weight")

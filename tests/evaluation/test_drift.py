@@ -37,7 +37,6 @@ def test_queries_of_the_bank_s_own_source_are_fine(shapes, corrector, n_queries)
     drift = measure_drift(corrector, shapes.queries[::5][:n_queries])
     assert (drift.verdict, drift.exit_code, drift.reasons) == ("fine", 0, ())
     assert drift.z < 1.5
-    assert drift.mean_shift < 0.15
     assert drift.hub_share < drift.hub_share_uncorrected
     assert (drift.n_queries, drift.n_items) == (n_queries, 1000)
 
@@ -47,7 +46,6 @@ def test_queries_of_another_source_ask_for_a_refit_now(corrector, other):
     drift = measure_drift(corrector, other[:300])
     assert (drift.verdict, drift.exit_code) == ("refit now", 4)
     assert drift.z > 3
-    assert drift.mean_shift > 0.3
     assert drift.hub_share_refitted < drift.hub_share_uncorrected
 
 

@@ -31,7 +31,7 @@ from tests.io.matrices import (
         (
             np.ones(4),
             "gallery must have two dimensions (n_rows, dim); got shape (4,); "
-            "a single row needs [None, :]",
+            "a row must have shape (1, 4)",
         ),
         (
             np.ones((2, 3, 4)),

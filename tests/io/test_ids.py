@@ -29,7 +29,7 @@ def test_only_line_breaks_separate_ids(tmp_path, end):
         ([True, False], "ids must be one whole number or string per item of photos; got True"),
         (["a", "b\0"], "'b\\x00' ends with a NUL character, which numpy drops"),
         (["a", "b\ud800"], "'b\\ud800' isn't valid UTF-8"),
-        ([1, 2, 3], "per item of photos; got shape (3,), not (2,)"),
+        ([1, 2, 3], "per item of photos; expected 2, got 3"),
         ([1, 2**63], "a number doesn't fit in a signed 64-bit integer"),
         (np.array([1, 2**63], dtype=np.uint64), "a number doesn't fit in a signed 64-bit integer"),
     ],

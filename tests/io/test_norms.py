@@ -52,7 +52,7 @@ def test_different_norms_are_warned_of(tmp_path):
     with pytest.warns(NNNormWarning) as caught:
         open_embeddings(tmp_path / "a.npy", name="gallery")
     assert str(caught[0].message) == (
-        f"rows of gallery ({tmp_path / 'a.npy'}) have norms 1 to 5, so scores are raw inner "
+        f"rows of gallery ({tmp_path / 'a.npy'}) have norms of 1 to 5, so scores are raw inner "
         "products; for cosine, pass normalize=True (--normalize); to keep inner products, pass "
         "normalize=False (--no-normalize)"
     )

@@ -37,5 +37,5 @@ def test_scores_have_a_type_of_their_own():
 def test_scores_with_another_form_are_refused():
     assert refusal(np.ones(3), name="scores", opener=open_matrix) == (
         "scores must have two dimensions (n_gallery, n_references); got shape (3,); "
-        "a single row needs [None, :]"
+        "a row must have shape (1, 3)"
     )

@@ -28,6 +28,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from nnnorm.cli.options import FOLDER, GROUPS, LINES, MEANT, Line, make_option
 from nnnorm.cli.output import Answer, clean, deliver, name_options, print_note
+from nnnorm.commands import wrap_command
 from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning, first_line, keep_interrupts
 from nnnorm.version import __version__
 
@@ -291,7 +292,8 @@ def command(
         run.__annotations__ = {option.name: option.annotation for option in options}
         # Typer truncates a summary that isn't passed as `short_help`.
         summary = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
-        epilog = f"Example: nnnorm {example}"
+        parts = re.split(" (?=-)", f"Example: nnnorm {example}")
+        epilog = f"\b\n{wrap_command(parts, 76)}"  # \b: the lines stay as they are
         return group.command(cls=_Command, short_help=summary, epilog=epilog)(run)
 
     return register

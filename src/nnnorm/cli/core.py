@@ -16,7 +16,7 @@ from nnnorm.commands import write_command
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import describe_unique
 from nnnorm.embeddings import open_embeddings
-from nnnorm.errors import NNNormError, warn
+from nnnorm.errors import NNNormError, plural, warn
 from nnnorm.files import kind_of_record
 from nnnorm.input_checks import describe_reliability
 from nnnorm.methods import MethodName, describe_setting, label_method, list_params, make_method
@@ -133,14 +133,15 @@ def _about_bias(bias: Bias) -> dict[str, Any]:
 
 def describe_bias(bias: Bias, path: Path) -> Facts:
     """Return the title and the main facts of a bias."""
-    title, params = f"{path}: a bias for {len(bias):,} items", bias.params
+    title, params = f"{path}: a bias for {plural(len(bias), 'item')}", bias.params
     if bias.n_references is not None:
         title += f" from {bias.past_queries}"
-    low, high = float(bias.correction.min()), float(bias.correction.max())
+    spread = bias.correction.min(), bias.correction.max(), bias.correction.mean()
+    low, high, mean = (f"{round(float(one), 3) + 0:.3f}".replace("-", "−") for one in spread)
     facts: dict[str, str | None] = {
         "method": label_method(bias.method),
         "settings": describe_setting(bias.method, params, ", ") or None,
-        "correction": f"{low:.3f} to {high:.3f}, {bias.correction.mean():.3f} on average",
+        "correction": f"{low} to {high}, {mean} on average",
     }
     if "groups" in params:
         offsets = [f"{name} {offset:+.3f}" for name, offset in params["groups"].items()]
@@ -198,11 +199,9 @@ def _describe_choice(used: str, z: float | None) -> str:
 def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None) -> Answer:
     """Return the facts about a bank."""
     about = bank.to_dict()
-    size, often = f"{len(bank):,}", int(bank.counts.max())
-    if bank.is_sample and about["max_references"] is not None:
-        size += f", a random sample: at most {about['max_references']:,} are kept"
+    often = int(bank.counts.max())
     facts = {
-        "unique queries": size,
+        "sample": f"random, at most {bank.max_references or 0:,}" if bank.is_sample else None,
         "most asked": f"{often:,} times, {100 * often / bank.n_kept:.1f} % of these queries",
         "embeddings": f"{bank.dim} dimensions{', normalized' if bank.normalized else ''}",
         "last asked": describe_times(bank) or None,
@@ -268,7 +267,7 @@ def _describe(file: Path) -> Answer:
         ranking = Ranking.load(file)
         n_queries, k = ranking.indices.shape
         *most, last = [name for name, array in vars(ranking).items() if array is not None]
-        title = f"{file}: the {k} best items of {n_queries:,} queries"
+        title = f"{file}: the {k} best items of {plural(n_queries, 'query')}"
         about = {"n_queries": n_queries, "k": k, "ids": ranking.ids is not None}
         return Answer(about, [Facts(title, {"arrays": f"{', '.join(most)} and {last}"})])
     return _describe_embeddings(file)

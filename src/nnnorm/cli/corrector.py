@@ -13,7 +13,7 @@ from nnnorm.cli.core import describe_bias
 from nnnorm.cli.inputs import read_groups
 from nnnorm.cli.output import Answer, print_note, show_progress
 from nnnorm.corrector import Corrector
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, plural
 from nnnorm.evaluation.outliers import DEFAULT_BUDGET
 from nnnorm.ranking import Ranking
 from nnnorm.report.tables import tabulate_calibration, tabulate_drift, tabulate_scan
@@ -112,5 +112,5 @@ def scan(
             found = evaluation.scan(gallery, references, budget=budget or DEFAULT_BUDGET, **options)
     if output is not None:
         found.save(output)
-        print_note(f"Wrote {len(found.to_remove):,} ids to {output}")
+        print_note(f"Wrote {plural(len(found.to_remove), 'id')} to {output}")
     return Answer(found.to_dict(), [tabulate_scan(found)], code=_FOUND if found.to_remove else 0)

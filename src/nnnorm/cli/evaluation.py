@@ -7,12 +7,12 @@ from nnnorm import evaluation
 from nnnorm.bias import Bias
 from nnnorm.cli.app import command
 from nnnorm.cli.inputs import check_settings, read_groups, read_settings
-from nnnorm.cli.output import Answer, print_note, show_progress
+from nnnorm.cli.output import Answer, count_columns, print_note, show_progress
 from nnnorm.commands import write_command, write_fit
 from nnnorm.dedup import Duplicates
 from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, open_embeddings
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, plural
 from nnnorm.methods import NO_CORRECTION, find_method, label_method
 from nnnorm.report import tables
 from nnnorm.tables import read_ids
@@ -77,7 +77,7 @@ def check(
     commands = _next_commands(found, files, kept, task)
     about = found.to_dict() | {"next": [" ".join(parts) for parts in commands]}
     explained = [tables.tabulate_check(found)] if explain else []
-    return Answer(about, [found.summary(), *explained], commands)
+    return Answer(about, [found.summary(count_columns()), *explained], commands)
 
 
 def _next_commands(
@@ -161,7 +161,7 @@ def _measure(
             f"{means['median_rank']:g}, nDCG@{ndcg.removeprefix('ndcg_at_')} {value:.4f}"
         )
         programs.append({**result.to_dict(), "weight": weight, **means})
-    title = f"{len(queries):,} queries, {len(items):,} items"
+    title = f"{plural(len(queries), 'query')}, {len(items):,} items"
     return tables.tabulate_results([result for _, result, _ in rows], title, notes), programs
 
 

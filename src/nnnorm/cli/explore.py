@@ -5,6 +5,7 @@ import sys
 import time
 import warnings
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def explore(
         typer.echo(json.dumps({"url": url, "n_items": n_items}) if as_json else words)
         if browser:
             webbrowser.open(url)
-        explorer.serve(session, opened, host)
+        with suppress(KeyboardInterrupt):
+            explorer.serve(session, opened, host)
     return None
 
 

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from nnnorm.commands import wrap_command
-from nnnorm.errors import printable, show_url
+from nnnorm.errors import plural, printable, show_url
 
 if TYPE_CHECKING:
     from nnnorm.files import Progress
     from nnnorm.ranking import Ranking
 
-_COLUMNS = 80  # width of the output
 _ARRAYS = ("indices", "ids", "parents", "scores", "confidence")  # fields of a ranking
 # An argument in Python with its option, as in "pass normalize=True (--normalize)".
 _ARGUMENT = re.compile(r"\b(\w+)(?:=\S*)? \((--(?:set |no-)?\1\b[^()]*)\)")
@@ -30,6 +29,11 @@ _ARGUMENT = re.compile(r"\b(\w+)(?:=\S*)? \((--(?:set |no-)?\1\b[^()]*)\)")
 def clean(text: object, keep: str = "") -> str:
     """Return text that is safe to print: no secrets of URLs, no control characters of data."""
     return printable(show_url(text), keep)
+
+
+def count_columns() -> int:
+    """Return the width of the output: that of the terminal, and 80 at most."""
+    return min(80, get_terminal_size().columns)
 
 
 def name_options(message: str) -> str:
@@ -79,7 +83,7 @@ def print_note(text: str, keep: str = "") -> None:
     if sys.stderr.isatty() and not keep:
         width = get_terminal_size().columns
         text = fill(text, width, break_long_words=False, break_on_hyphens=False)
-    typer.echo(text, err=True)
+    print(text, file=sys.stderr)  # typer.echo would bypass a progress bar
 
 
 def deliver(answer: Answer, as_json: bool, report: Path | None) -> None:
@@ -93,7 +97,7 @@ def deliver(answer: Answer, as_json: bool, report: Path | None) -> None:
     if answer.next:
         typer.echo("\nNext:")
         for parts in answer.next:
-            typer.echo(indent(wrap_command(list(map(clean, parts)), _COLUMNS - 2), "  "))
+            typer.echo(indent(wrap_command(list(map(clean, parts)), count_columns() - 2), "  "))
 
 
 def _write_report(answer: Answer, folder: Path) -> None:
@@ -192,11 +196,12 @@ def _tabulate(ranking: "Ranking", output: Path | None, corrected: bool) -> Any:
         for pairs in [zip(names[query, :5], ranking.scores[query, :5], strict=True)]
     ]
     widths = [max(map(len, column)) + 2 for column in zip(*hits, strict=True)]
-    fitting = [n for n in range(1, len(widths) + 1) if sum(widths[:n], start=5) <= _COLUMNS]
+    fitting = [n for n in range(1, len(widths) + 1) if sum(widths[:n], start=5) <= count_columns()]
     columns, has_hits = max(fitting, default=1), (ranking.scores > -math.inf).any(axis=1)
     notes = []
     if k and (output is not None or n_queries > shown or k > columns):
-        note = f"Showing {shown} of {n_queries:,} queries, {min(columns, k)} of {k} hits each. "
+        size = plural(n_queries, "query")
+        note = f"Showing {shown} of {size}, {min(columns, k)} of {k} hits each. "
         more = f"All hits are in {output}." if output else "For all, use -o FILE or --json."
         notes.append(note + more)
     if n_empty := int((~has_hits).sum()):

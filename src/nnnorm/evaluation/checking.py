@@ -21,7 +21,7 @@ from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, drop_copies
 from nnnorm.embeddings import EQUAL_NORMS, Embeddings, Source, open_embeddings
-from nnnorm.errors import quiet, warn
+from nnnorm.errors import plural, quiet, warn
 from nnnorm.evaluation.clusters import FAR_APART, find_clusters
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
 from nnnorm.evaluation.metrics import Evaluation, evaluate, open_truth, warn_of_overlap
@@ -164,8 +164,8 @@ class Check(Record):
         lines = [f"{'' if place else 'Next':14}{line}" for place, line in enumerate(self.next)]
         return "\n".join([self.summary(), *lines])
 
-    def summary(self) -> str:
-        """Return the report in 80 columns, without the lines of code to run next."""
+    def summary(self, columns: int = 80) -> str:
+        """Return the report without the lines of code to run next."""
         texts = {
             "Verdict": self._describe_verdict(),
             "Hubs": self._describe_hubs(),
@@ -174,9 +174,8 @@ class Check(Record):
         }
         if self.mixed is not None:
             texts["Groups"] = self._describe_groups(self.mixed)
-        layout: dict[str, Any] = {"subsequent_indent": 14 * " ", "break_on_hyphens": False}
-        labeled = {f"{label:14}": text for label, text in texts.items()}
-        lines = [textwrap.fill(text, 80, initial_indent=i, **layout) for i, text in labeled.items()]
+        wrapper = textwrap.TextWrapper(columns, subsequent_indent=14 * " ", break_on_hyphens=False)
+        lines = [wrapper.fill(f"{label:14}{text}") for label, text in texts.items()]
         return "\n".join(lines).replace(_UNBROKEN, " ")
 
     def _describe_verdict(self) -> str:
@@ -237,11 +236,11 @@ class Check(Record):
 
     def _describe_hubs(self) -> str:
         hubs = self.hubs
-        found = f"None visible in {self.n_queries:,} queries"
+        found = f"None visible in {plural(self.n_queries, 'query')}"
         text = (
             f"{found if hubs.severity == 'none' else hubs.severity.capitalize()}. "
-            f"Item {self.name_item(hubs.item)} is {hubs.places} for {hubs.most:,} "
-            f"{'query' if hubs.most == 1 else 'queries'} ({hubs.most_by_chance:,.0f} by chance); "
+            f"Item {self.name_item(hubs.item)} is {hubs.places} for "
+            f"{plural(hubs.most, 'query')} ({hubs.most_by_chance:,.0f} by chance); "
             f"{hubs.n_never:,} of {self.n_gallery:,} items are never {hubs.places} "
             f"({hubs.n_never_by_chance:,.0f} by chance)."
         )
@@ -271,8 +270,8 @@ class Check(Record):
         after, gain = self.automatic.hubs, self.automatic.gain
         text = (
             f"{100 * self.automatic.moved:.0f} % of the queries get a different top-1. The most "
-            f"retrieved item goes from {self.hubs.most:,} hits to {after.most:,}, and items "
-            f"without hits from {self.hubs.n_never:,} to {after.n_never:,}."
+            f"retrieved item goes from {plural(self.hubs.most, 'hit')} to {after.most:,}, and "
+            f"items without hits from {self.hubs.n_never:,} to {after.n_never:,}."
         )
         if self.mixed is not None:
             text = f"Without groups, {text}"

@@ -52,7 +52,6 @@ class Drift(Record):
     verdict: Verdict
     reasons: tuple[str, ...]
     z: float
-    mean_shift: float  # distance of the means, divided by the spread of the bank
     agreement: float | None
     hub_share: float
     hub_share_uncorrected: float
@@ -115,7 +114,6 @@ def measure_drift(
         verdict=verdict,
         reasons=reasons,
         z=z,
-        mean_shift=_mean_shift(corrector.bank, some),
         agreement=agreement,
         hub_share=hub_share((asked, old)),
         hub_share_uncorrected=hub_share((asked, None)),
@@ -183,12 +181,3 @@ def _refit(
     given: dict[str, Any] = {"groups": groups, "gallery_references": second}
     given["between"] = corrector.bias.params.get("between", 1.0)
     return method.fit(items, used.embeddings, **given, duplicates="keep", allow_gallery_rows=True)
-
-
-def _mean_shift(bank: Embeddings, queries: Embeddings) -> float:
-    """Return the distance of the means in spreads of the bank, less the part due to chance."""
-    rows, asked = (side.rows(0, len(side)).astype(np.float64) for side in (bank, queries))
-    spread = ((rows - rows.mean(axis=0)) ** 2).sum(axis=1).mean()
-    apart = ((rows.mean(axis=0) - asked.mean(axis=0)) ** 2).sum()
-    chance = spread * (1 / len(rows) + 1 / len(asked))
-    return float(np.sqrt(max(0.0, apart - chance) / spread)) if spread > 0 else 0.0

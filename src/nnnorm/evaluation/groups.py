@@ -136,7 +136,7 @@ def audit(
         ("query_labels", query_labels, len(asked)),
     ):
         if given is not None and len(given) != n_wanted:
-            raise NNNormError(f"{name} must have {n_wanted} entries; got {len(given)}")
+            raise NNNormError(f"{name} must have {n_wanted:,} entries; got {len(given):,}")
     if (labels is None) != (query_labels is None):
         raise NNNormError("precision needs both labels and query_labels; got one of them")
     kinds = tuple(np.unique(np.asarray(groups, dtype=str)).tolist())

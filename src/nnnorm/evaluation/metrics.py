@@ -411,9 +411,10 @@ def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "qu
         for rows in (references, queries)
     )
     if n_common := np.isin(known, asked).sum():
+        what = "pass others" if n_common == len(known) else "leave them out"
         warn(
             f"{n_common:,} of the {len(references):,} rows of {references.name} are among the "
-            f"{role}, which overstates the result; leave them out"
+            f"{role}, which overstates the result; {what}"
         )
 
 

@@ -204,9 +204,9 @@ def truth_of_qrels(
     if not pairs:
         judged = next(((query, *some) for query, some in right.items() if some), ("none", "none"))
         raise NNNormError(
-            "the qrels have no right document for these queries and items; check the ids: got "
-            f"{next(iter(row_of))!r} and {next(iter(places))!r}, but the qrels have "
-            f"{judged[0]!r} and {judged[1]!r}"
+            "the qrels have no right document for these queries and items, with ids such as "
+            f"{next(iter(row_of))!r} and {next(iter(places))!r}; the qrels have {judged[0]!r} and "
+            f"{judged[1]!r}: pass query_ids and ids (--query-ids and --ids)"
         )
     queries, items, grades = np.array(pairs, dtype=np.int64).T
     rows, queries = np.unique(queries, return_inverse=True)

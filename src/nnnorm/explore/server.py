@@ -195,8 +195,9 @@ def listen(host: str = "127.0.0.1", port: int = 8765) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
+        reason = str(error.strerror or error).partition(" (")[0]
         raise NNNormError(
-            f"can't listen on {host}, port {port} ({error.strerror or error}); is another explorer "
+            f"can't listen on {host}, port {port} ({reason}); is another explorer "
             "running there? Give another --port, or 0 for any that is free"
         ) from error
 

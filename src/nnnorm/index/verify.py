@@ -155,7 +155,7 @@ def _check_rows(index: CorrectedIndex, stored: Items, gallery: Source, ids: Any)
     there = np.array([place.get(own, -1) for own in stored.ids.tolist()], dtype=np.int64)
     known = there >= 0
     if not known.any():
-        return ["none of the gallery's ids is in it: pass the ids (--ids) that it was built with"]
+        return ["it has none of the gallery's ids: pass the ids (--ids) that it was built with"]
     problems = []
     if n_missing := len(given) - int(known.sum()):
         problems.append(f"{n_missing:,} items of the gallery are missing: add them")

@@ -14,7 +14,7 @@ import numpy as np
 from nnnorm import evaluation
 from nnnorm.calibration import Calibration
 from nnnorm.dedup import describe_size
-from nnnorm.errors import printable
+from nnnorm.errors import plural, printable
 from nnnorm.evaluation.hubness import name_places
 from nnnorm.methods import NO_CORRECTION, describe_setting
 
@@ -78,7 +78,8 @@ class Table:
         console = Console(highlight=False, markup=False, emoji=False)
         if self.title:  # a title of the table itself would wrap to the width of the table
             console.print(self.title, style="bold")
-        every, widths = list(range(len(self.columns))), self._widths()
+        every = list(range(len(self.columns))) if self.rows else []
+        widths = self._widths()
         if sum(min(width, _LONG) + 2 for width in widths) - 2 <= console.width:
             console.print(self._to_rich(every, widths))
         elif not self.groups:
@@ -219,11 +220,11 @@ def tabulate_diagnosis(diagnosis: evaluation.Diagnosis) -> tuple[Table, Table]:
     models = [some for some in (null, diagnosis.null_model_after) if some]
     found = " before, ".join(model.severity for model in models).replace("none", "none visible")
     when = " after" if len(models) > 1 else ""
-    notes = [f"Hubs in {diagnosis.n_queries:,} queries: {found}{when}."]
+    notes = [f"Hubs in {plural(diagnosis.n_queries, 'query')}: {found}{when}."]
     if diagnosis.k > 1 and diagnosis.n_queries < diagnosis.n_gallery:
         notes.append(
-            "With fewer queries than items, the first 10 places are counted; small hubs only show "
-            f"with more queries, about as many as the {diagnosis.n_gallery:,} items."
+            "With fewer queries than items, the top 10 are counted. To see small hubs, pass about "
+            "as many queries as items."
         )
     most = f"hits of the most retrieved item; by chance {null.most_by_chance:,.0f}"
     never = f"items that are never retrieved; by chance {null.n_never_by_chance:,.0f}"
@@ -243,7 +244,7 @@ def tabulate_diagnosis(diagnosis: evaluation.Diagnosis) -> tuple[Table, Table]:
         )
     title = (
         f"How often each of {diagnosis.n_gallery:,} items is {null.places} for "
-        f"{diagnosis.n_queries:,} queries"
+        f"{plural(diagnosis.n_queries, 'query')}"
     )
     columns = ("", "before", "after")[: 1 + len(models)]
     hubs = diagnosis.hubs
@@ -262,13 +263,9 @@ def tabulate_diagnosis(diagnosis: evaluation.Diagnosis) -> tuple[Table, Table]:
 
 def tabulate_drift(drift: evaluation.Drift) -> Table:
     """Create a table that compares today's queries with a corrector, the verdict first."""
-    cells = {
-        "z: queries compared with bank, 0 if alike": _signed(drift.z).removeprefix("+"),
-        "distance of the means, in spreads of the bank": f"{drift.mean_shift:.2f}",
-    }
+    cells = {"z of today's and past queries, 0 if alike": _signed(drift.z).removeprefix("+")}
     if drift.agreement is not None:
-        agreement = f"{drift.agreement:.2f}".replace("-", "−")
-        cells["biases of today's queries agree with the bank's"] = agreement
+        cells["agreement of their biases"] = f"{drift.agreement:.2f}".replace("-", "−")
     for when, share in (
         ("without a correction", drift.hub_share_uncorrected),
         ("with this corrector", drift.hub_share),
@@ -338,9 +335,9 @@ def tabulate_check(check: evaluation.Check) -> Table:
         "never": [*(f"{one.n_never:,}" for one in all_hubs), f"{hubs.n_never_by_chance:,.0f}"],
         "beyond chance": [*(f"{100 * one.beyond_chance:.0f} %" for one in all_hubs), "0 %"],
     }
-    title = f"{check.n_queries:,} queries, {check.n_gallery:,} items"
+    title = f"{plural(check.n_queries, 'query')}, {check.n_gallery:,} items"
     if check.n_references is not None:
-        title += f", {check.n_references:,} past queries"
+        title += f", {plural(check.n_references, 'past query')}"
     notes = (
         f"most: hits of the most retrieved item, {check.hubs.places}; never: items without hits. "
         f"By chance: every {'wrong ' if has_truth else ''}hit is assigned to a random item "

@@ -38,5 +38,5 @@ function drawDrift(drift) {
   if (drift.error) return make("section", { class: "panel stack" }, make("h2", {}, "Drift: not measured"), make("p", {}, drift.error));
   return make("section", { class: "panel stack" }, make("h2", {}, `Drift: ${drift.verdict}`),
     drift.reasons.length ? make("ul", {}, drift.reasons.map((reason) => make("li", {}, reason))) : make("p", {}, "The corrector’s past queries still match these queries."),
-    make("p", { class: "soft small" }, `z ${fixed(drift.z, 1)}, shift of the mean ${drift.mean_shift.toFixed(2)}, agreement ${drift.agreement === null ? "unknown" : drift.agreement.toFixed(2)}; ${percent(drift.hub_share)} of the hits are hubs, ${percent(drift.hub_share_uncorrected)} without a correction, ${percent(drift.hub_share_refitted)} after a refit.`));
+    make("p", { class: "soft small" }, `z ${fixed(drift.z, 1)}, agreement ${drift.agreement === null ? "unknown" : drift.agreement.toFixed(2)}; ${percent(drift.hub_share)} of the hits are hubs, ${percent(drift.hub_share_uncorrected)} without a correction, ${percent(drift.hub_share_refitted)} after a refit.`));
 }
