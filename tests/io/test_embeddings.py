@@ -153,6 +153,11 @@ def test_matrices_of_other_dims_are_refused_with_both_shapes():
     )
 
 
+# Windows doesn't let anyone write into a mapped file.
+posix_only = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX file system")
+
+
+@posix_only
 def test_a_file_that_is_written_into_after_it_was_opened_is_noticed(tmp_path):
     path, rows = tmp_path / "gallery.npy", np.eye(6, dtype=np.float32)
     np.save(path, rows)
@@ -180,6 +185,7 @@ USES = {
 BIAS = nnnorm.Bias(np.arange(6) / 10, 0.5, "nnn")
 
 
+@posix_only
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_every_use_notices_a_file_that_is_written_into(tmp_path, use, dtype):

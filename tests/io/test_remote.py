@@ -124,6 +124,7 @@ def test_without_fsspec_the_command_that_installs_it_is_named(monkeypatch):
         open_embeddings("memory://gallery.npy")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such names")
 @pytest.mark.parametrize("name", ["part[1].npy", "a?b.npy", "a*.npy"])
 def test_a_file_with_the_name_of_a_pattern_is_that_file(memory, name):
     memory.pipe_file("/set/part1.npy", npy(ROWS[:3]))
