@@ -277,8 +277,10 @@ def tables(results: dict[str, Any]) -> str:
     columns = ("Gallery", "uncorrected", "`NNN()`", "with `groups`", "gain in R@10")
     changes = [one["change"] for one in results["random"]]
     n_searches = len({one["search"] for one in results["random"]})
-    note = f"As a control, we gave random labels to {n_searches} galleries with one kind of item: "
-    note += "2 groups, 5 groups, or as many groups as give about 10 items each. The results change "
+    note = (
+        f"As a control, we labeled {n_searches} galleries with one kind of item at random, using "
+    )
+    note += "2 groups, 5 groups, or enough groups that each had about 10 items. The results change "
     note += f"by {points(min(changes))} to {points(max(changes))} points, and by "
     note += f"{points(float(np.mean(changes)))} on average."
     return f"{table(columns, rows)}\n\n{note}\n"
