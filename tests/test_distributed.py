@@ -132,10 +132,11 @@ def test_a_source_is_checked_before_ray_is_started(corrector, tmp_path):
     assert not (tmp_path / "bias").exists()
 
 
+@pytest.mark.parametrize("scheme", ["ray://", ""])
 def test_a_ray_that_does_not_start_is_one_sentence_without_a_password(
-    corrector, tmp_path, monkeypatch
+    corrector, tmp_path, monkeypatch, scheme
 ):
-    address = "ray://me:Hunter2x@nowhere:10001"
+    address = f"{scheme}me:Hunter2x@nowhere:10001"
 
     def fail(**_):
         raise ConnectionError(f"ray client connection timeout: {address}")
@@ -143,7 +144,7 @@ def test_a_ray_that_does_not_start_is_one_sentence_without_a_password(
     ray = pytest.importorskip("ray", reason="needs ray: pip install 'nnnorm[ray]'")
     monkeypatch.setattr(ray, "init", fail)
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(NNNormError, match=r"Ray can't be started .*ray://…@nowhere") as found:
+    with pytest.raises(NNNormError, match=r"Ray can't be started .*…@nowhere") as found:
         transform_parquet(corrector, write_gallery(tmp_path / "items"), tmp_path / "bias")
     assert "Hunter2x" not in str(found.value)
     assert found.value.__cause__ is None

@@ -21,15 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import (
-    NNNormError,
-    first_line,
-    has_surrogates,
-    hide_secrets,
-    require,
-    show_url,
-    warn,
-)
+from nnnorm.errors import NNNormError, first_line, hide_secrets, require, show_url, warn
 from nnnorm.files import available_memory, check_memory, check_regular, make_mapped, reading
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -346,7 +338,7 @@ def check_names(ids: Any, n_items: int, what: str, name: str) -> Ids:
         kinds = (str, int, np.integer)
         wrong = [one for one in values if isinstance(one, bool) or not isinstance(one, kinds)]
         cut = [text for text in texts if text.endswith("\0")]
-        halves = list(filter(has_surrogates, texts))
+        halves = [text for text in texts if text.encode(errors="ignore").decode() != text]
         if wrong:
             problem = f"got {wrong[0]!r}"
         elif cut:

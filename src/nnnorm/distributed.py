@@ -19,7 +19,15 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from nnnorm.corrector import Corrector
-from nnnorm.errors import NNNormError, NNNormWarning, first_line, require, show_url, warn
+from nnnorm.errors import (
+    NNNormError,
+    NNNormWarning,
+    first_line,
+    hide_secrets,
+    require,
+    show_url,
+    warn,
+)
 from nnnorm.files import Progress, write_whole
 
 Output: TypeAlias = Literal["bias", "vectors"]
@@ -137,8 +145,10 @@ def _start(ray: Any) -> None:
     try:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
     except Exception as error:  # too little memory, no such cluster, another version of Ray
+        user = os.environ.get("RAY_ADDRESS", "").rpartition("@")[0].rpartition("/")[2]
+        said = hide_secrets(first_line(error), "", user)
         raise NNNormError(
-            f"Ray can't be started ({show_url(first_line(error))}); check that `ray.init()` works "
+            f"Ray can't be started ({said}); check that `ray.init()` works "
             "here, and RAY_ADDRESS if it is set"
         ) from None  # the original error may contain the address, with a password
 
@@ -156,7 +166,9 @@ def _run(ray: Any, work: Any, fs: Any, other: Any, shards: list[_Shard]) -> Iter
             yield shard.n_rows
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
-        failed = f"{shard.path} failed ({first_line(cause)}); repeat the call to continue it"
+        failed = (
+            f"{show_url(shard.path)} failed ({first_line(cause)}); repeat the call to continue it"
+        )
         raise NNNormError(str(cause) if isinstance(cause, NNNormError) else failed) from error
     finally:
         for ref in tasks:
@@ -178,7 +190,7 @@ def _transform(work: Any, fs: Any, other: Any, shard: _Shard) -> list[str]:
     content = pyarrow.BufferOutputStream()
     parquet.write_table(table, content)
     _write(other, shard.target, content.getvalue().to_pybytes())
-    return [f"{shard.path}: {one.message}" for one in caught]
+    return [f"{show_url(shard.path)}: {one.message}" for one in caught]
 
 
 # --- rows ----------------------------------------------------------------------------------------
@@ -229,7 +241,7 @@ def _find_shards(fs: Any, root: str, other: Any, place: str, about: dict[str, An
     """List the shards of all files; raise an error if a file lacks a column."""
     found = [path for path in sorted(fs.find(root)) if path.endswith(".parquet")]
     if not found:
-        raise NNNormError(f"expected a .parquet file or a folder of them; got {root}")
+        raise NNNormError(f"expected a .parquet file or a folder of them; got {show_url(root)}")
     folder = root.rpartition("/")[0] if found == [root] else root
     if place == folder or place.startswith(f"{root}/"):
         raise NNNormError(f"the destination {place} is inside the source; choose another folder")
@@ -278,9 +290,11 @@ def _opened(fs: Any, path: str) -> Iterator[Any]:
         with fs.open(path, "rb") as stream, parquet.ParquetFile(stream) as file:
             yield file
     except NNNormError as error:
-        raise NNNormError(f"{path}: {error}") from error
+        raise NNNormError(f"{show_url(path)}: {error}") from error
     except pyarrow.ArrowInvalid as error:
-        raise NNNormError(f"{path} can't be read as parquet ({first_line(error)})") from error
+        raise NNNormError(
+            f"{show_url(path)} can't be read as parquet ({first_line(error)})"
+        ) from error
 
 
 def _write(fs: Any, path: str, content: bytes) -> None:

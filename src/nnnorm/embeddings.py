@@ -8,7 +8,7 @@ only with `normalize=True`. Nothing is changed in place or unpickled.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -59,6 +59,8 @@ class StoredMatrix:
     name: str
     divisors: FloatArray | None = None
     center: FloatArray | None = None
+    # Of mapped files when they were opened: inode, size and time of the last change.
+    stamps: Mapping[str, tuple[int, int, int]] | None = None
     starts: IntArray = field(init=False)
     shape: tuple[int, int] = field(init=False)
     dim: int = field(init=False)
@@ -73,6 +75,7 @@ class StoredMatrix:
         is_plain = part.dtype == np.float32 and part.dtype.isnative and part.flags.c_contiguous
         self.__dict__.update(
             starts=starts,
+            stamps=_stamp(self.parts) if self.stamps is None else self.stamps,
             shape=(int(starts[-1]), int(part.shape[1])),
             dim=int(part.shape[1]),
             normalized=self.divisors is not None,
@@ -88,6 +91,8 @@ class StoredMatrix:
 
     def rows(self, start: int, stop: int) -> FloatArray:
         """Read rows ``start:stop`` as a C-ordered float32 array."""
+        if stop - start == len(self):
+            self.check_unchanged()
         if self.in_memory:
             return np.asarray(self.parts[0][start:stop])
         first = min(int(np.searchsorted(self.starts, start, "right")), len(self.parts)) - 1
@@ -126,6 +131,17 @@ class StoredMatrix:
         step = max(1, _BLOCK_BYTES // (4 * self.dim))
         for start in range(0, len(self), step):
             yield start, self.rows(start, min(start + step, len(self)))
+        self.check_unchanged()
+
+    def check_unchanged(self) -> None:
+        """Raise an error if a mapped file has changed since it was opened."""
+        now = _stamp(self.parts)
+        for path, (inode, *content) in (self.stamps or {}).items():
+            if path in now and now[path][0] == inode and list(now[path][1:]) != content:
+                raise NNNormError(
+                    f"{self.name} changed on disk after it was opened, so its rows may be "
+                    "inconsistent; open it again, and replace files instead of writing into them"
+                )
 
     def column_means(self) -> npt.NDArray[np.float64]:
         """Compute the mean of every column, in one read."""
@@ -144,7 +160,6 @@ class _Measured:
 
     norms: FloatArray | None = None
     digest: str | None = None
-    stamps: dict[str, tuple[int, int, int]] | None = None  # of the files, before they were read
     # Mean of the original rows, and mean of the rows divided by their norms.
     means: tuple[FloatArray, FloatArray] | None = None
 
@@ -204,13 +219,7 @@ class Embeddings(StoredMatrix):
         changed since it was opened, this raises an error.
         """
         self._measure(fingerprint=True)
-        now = _stamp(self.parts)
-        for path, (inode, *content) in (self.measured.stamps or {}).items():
-            if path in now and now[path][0] == inode and list(now[path][1:]) != content:
-                raise NNNormError(
-                    f"{self.name} changed on disk after it was opened, so its rows may be "
-                    "inconsistent; open it again, and replace files instead of writing into them"
-                )
+        self.check_unchanged()
         return f"{self.measured.digest}{':unit' if self.normalized else ''}"
 
     def _measure(self, *, fingerprint: bool = False) -> FloatArray:
@@ -218,7 +227,6 @@ class Embeddings(StoredMatrix):
         kept = self.measured
         if kept.norms is not None and (kept.digest is not None or not fingerprint):
             return kept.norms
-        kept.stamps = kept.stamps or _stamp(self.parts)
         norms = np.empty(len(self), dtype=np.float32)
         totals = np.zeros((2, self.dim))
         digest = hashlib.sha256(f"{len(self)}x{self.dim}".encode())

@@ -62,7 +62,7 @@ _MOST_SAME, _MOST_NEAR, _MOST_REPEATED = 0.5, 0.2, 0.01
 # Number of rows sampled from a large gallery, and of references to find among them. If fewer of
 # them can be found in a sample, more references are used.
 _MOST_READ = 2**14
-_FEWEST_SOUGHT, _MOST_SOUGHT, _SOUGHT_AT_ONCE = 128, 2**15, 512
+_FEWEST_SOUGHT, _MOST_SOUGHT, _SOUGHT_AT_ONCE = 128, 2**15, 128
 
 
 def check_inputs(
@@ -90,12 +90,12 @@ def check_inputs(
     n_sought = min(len(references), _MOST_SOUGHT, _FEWEST_SOUGHT * -(-len(gallery) // n_read))
     sought = references.take(np.linspace(0, len(references) - 1, n_sought).astype(np.int64))
     expected = n_sought * n_read / len(gallery)  # number of hits if all references are rows
-    units, n_same, n_near = as_units(rows), 0, 0
+    rows, n_same, n_near = as_units(rows), 0, 0
     for start in range(0, n_sought, _SOUGHT_AT_ONCE):
         some = as_units(sought[start : start + _SOUGHT_AT_ONCE])
-        scores = some @ units.T
+        scores = some @ rows.T
         nearest = scores.argmax(axis=1)
-        n_same += int((np.linalg.norm(some - units[nearest], axis=1) < _SAME_ROW).sum())
+        n_same += int((np.linalg.norm(some - rows[nearest], axis=1) < _SAME_ROW).sum())
         n_near += int((scores.max(axis=1) > _NEAR_ROW).sum())
     share = 100 * n_read / len(gallery)
     part = "" if n_read == len(gallery) else f" in {share:.1f} % of the gallery"

@@ -67,6 +67,7 @@ class Products:
         self.shape = len(rows), len(columns)
         if not columns.in_memory and 4 * len(columns) * columns.dim <= memory_budget // 4:
             widened = columns.rows(0, len(columns))  # to float32, once for all strips
+            columns.check_unchanged()
             columns = Embeddings([widened], columns.name)
         self.rows, self.columns, self.offset = rows, columns, offset
         self.memory_budget = memory_budget
@@ -85,6 +86,11 @@ class Products:
             return out
 
         return read
+
+    def check_unchanged(self) -> None:
+        """Raise an error if a mapped file has changed since it was opened."""
+        self.rows.check_unchanged()
+        self.columns.check_unchanged()
 
     def some_rows(self, indices: IntArray) -> "Products":
         """Return the scores of some rows only, without the offset."""
@@ -135,6 +141,10 @@ class Matrix:
 
         return read
 
+    def check_unchanged(self) -> None:
+        """Raise an error if a mapped file has changed since it was opened."""
+        self.matrix.check_unchanged()
+
     def some_rows(self, indices: IntArray) -> "Matrix":
         """Return the scores of some rows only."""
         some = StoredMatrix([self.matrix.take(indices)], self.matrix.name)
@@ -168,6 +178,7 @@ def fill_rows(scores: Scores, start: int, out: FloatArray, memory_budget: int) -
     for first in range(0, out.shape[1], n_block):
         last = min(first + n_block, out.shape[1])
         read(first, last, out[:, first:last])
+    scores.check_unchanged()
 
 
 # --- reductions --------------------------------------------------------------------------------
@@ -385,10 +396,11 @@ def reduce_rows(
 
     if n_workers > 1:
         yield from strips_in_order(reduce, n_rows, n_strip, stop)
-        return
-    for start in range(0, n_rows, n_strip):
-        end = min(start + n_strip, n_rows)
-        yield start, end, reduce(start, end)
+    else:
+        for start in range(0, n_rows, n_strip):
+            end = min(start + n_strip, n_rows)
+            yield start, end, reduce(start, end)
+    scores.check_unchanged()
 
 
 def _plan(

@@ -80,7 +80,7 @@ OWN = {
     ("scan", "gallery"): (), ("scan", "references"): (), ("scan", "corrector"): (),
     ("scan", "items"): (), ("scan", "ids"): (),
     ("check", "query_ids"): (), ("tune", "query_ids"): (), ("compare", "query_ids"): (),
-    ("drift", "queries"): ("others.npy",), ("drift", "groups"): (),
+    ("drift", "groups"): (), ("drift", "queries"): ("others.npy",),
     ("extend", "groups"): (), ("index build", "groups"): (), ("index add", "groups"): (),
     ("index refresh", "groups"): (), ("index copy", "groups"): (),
 }  # fmt: skip

@@ -6,6 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+import nnnorm
 from nnnorm import NNN
 from nnnorm.embeddings import check_same_dim, open_embeddings, open_matrix
 from nnnorm.errors import NNNormError
@@ -166,3 +167,27 @@ def test_a_file_that_is_written_into_after_it_was_opened_is_noticed(tmp_path):
     os.utime(path, ns=(1, 1))
     with pytest.raises(NNNormError, match="changed on disk after it was opened"):
         NNN(2).fit(opened, rows, allow_gallery_rows=True)
+
+
+USES = {
+    "search": lambda rows: nnnorm.search(np.eye(6), rows, k=2),
+    "search of queries": lambda rows: nnnorm.search(rows, np.eye(6), k=2),
+    "a few hits of documents": lambda rows: nnnorm.search(np.eye(6), rows, parents=[0, 1] * 3, k=2),
+    "evaluate": lambda rows: nnnorm.evaluate(np.eye(6), rows, None, truth=np.arange(6)),
+    "copy to store": lambda rows: nnnorm.augmentation.augment_queries(rows, BIAS),
+    "references": lambda rows: nnnorm.CSLS(2).fit(np.eye(6), rows, allow_gallery_rows=True),
+}
+BIAS = nnnorm.Bias(np.arange(6) / 10, 0.5, "nnn")
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_every_use_notices_a_file_that_is_written_into(tmp_path, use, dtype):
+    path, rows = tmp_path / "rows.npy", np.eye(6, dtype=dtype)
+    np.save(path, rows)
+    opened = open_embeddings(path, name="rows", normalize=False)
+    USES[use](opened)
+    np.save(path, rows[::-1])
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(NNNormError, match="changed on disk after it was opened"):
+        USES[use](opened)

@@ -230,19 +230,21 @@ def judge_hubs(
     sizes = np.stack(np.unique(groups, return_counts=True), axis=1)
     rng = np.random.default_rng(seed)
     n_draws = int(np.clip(_ITEMS_AT_MOST // n_gallery, _FEWEST_DRAWS, _DRAWS))
-    draws = np.tile(kept, (n_draws, 1))
-    for draw in draws:
+    found_by = [np.bincount(counts)]  # number of items with 0, 1, 2, … hits, here and by chance
+    for _ in range(n_draws):
+        draw = kept.copy()
         for size, times in sizes:
             draw += size * np.bincount(rng.integers(0, n_gallery, times), minlength=n_gallery)
-    # Share of the items with at most 0, 1, 2, … hits.
-    longest = max(counts.max(), draws.max()) + 1
-    histograms = np.stack([np.bincount(some, minlength=longest) for some in (counts, *draws)])
+        found_by.append(np.bincount(draw))
+    longest = max(map(len, found_by))
+    histograms = np.stack([np.pad(one, (0, longest - len(one))) for one in found_by])
     shares = histograms.cumsum(axis=1) / n_gallery
     # Moving a hit changes two counts: one goes down, the other goes up.
     per_move = n_gallery / (2 * max(1, found.size - kept.sum()))
     distances = per_move * np.abs(shares - shares[1:].mean(axis=0)).sum(axis=1)
     distance, by_chance = float(distances[0]), distances[1:]
-    is_even = counts @ counts <= np.einsum("ij,ij->i", draws, draws).mean()
+    squares = histograms @ np.arange(longest) ** 2
+    is_even = squares[0] <= squares[1:].mean()
     beyond = 0.0 if is_even else max(0.0, distance - float(by_chance.mean()))
     p_value = 1.0 if is_even else float((1 + (by_chance >= distance).sum()) / (1 + n_draws))
     severity: Severity = "none"
@@ -254,9 +256,9 @@ def judge_hubs(
         p_value=p_value,
         item=int(counts.argmax()),
         most=int(counts.max()),
-        most_by_chance=float(draws.max(axis=1).mean()),
-        n_never=int((counts == 0).sum()),
-        n_never_by_chance=float((draws == 0).sum(axis=1).mean()),
+        most_by_chance=float(np.mean([len(one) - 1 for one in found_by[1:]])),
+        n_never=int(histograms[0, 0]),
+        n_never_by_chance=float(histograms[1:, 0].mean()),
         k=found.shape[1],
     )
 

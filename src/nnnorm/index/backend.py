@@ -225,6 +225,11 @@ class Backend(ABC):
 
     # --- versions ---
 
+    @staticmethod
+    def name_version(number: int | str) -> str:
+        """Name a new version; with the letter, no date of the application looks like it."""
+        return f"v{number}_{secrets.choice('abcdef')}{secrets.token_hex(3)[1:]}"
+
     @abstractmethod
     def served(self) -> str | None:
         """Return the version that is served, or None if there is no index."""
@@ -438,11 +443,6 @@ def keep_errors(call: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return called
-
-
-def name_version(number: int | str) -> str:
-    """Name a new version; with the letter, no date of the application looks like it."""
-    return f"v{number}_{secrets.choice('abcdef')}{secrets.token_hex(3)[1:]}"
 
 
 def chunks(values: Any, size: int) -> Iterator[Any]:

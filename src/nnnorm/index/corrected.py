@@ -20,16 +20,7 @@ from nnnorm.corrector import Correction, Corrector, open_corrector
 from nnnorm.embeddings import FloatArray, Source
 from nnnorm.errors import NNNormError, check_count, check_type, warn
 from nnnorm.files import Progress
-from nnnorm.index.backend import (
-    Backend,
-    Hits,
-    Ids,
-    Items,
-    Layout,
-    Metadata,
-    keep_errors,
-    name_version,
-)
+from nnnorm.index.backend import Backend, Hits, Ids, Items, Layout, Metadata, keep_errors
 from nnnorm.index.config import (
     CollectionInfo,
     IndexConfig,
@@ -518,6 +509,7 @@ def build_index(
             part = slice(start, start + _BATCH)
             rows = items.rows(start, min(start + _BATCH, len(items)))
             yield Items(given[part], *config.transform_items(rows, values[part]), entries[part])
+        items.check_unchanged()
 
     with backend.translating():
         _check_free(backend)  # before creating a lock file next to other files
@@ -635,7 +627,7 @@ def _fill(
     previous: str | None,
 ) -> str:
     """Fill a version with all items, and serve it; after an error, remove it."""
-    version = name_version(config.version)
+    version = backend.name_version(config.version)
     first: list[Items] = []
     for part in parts:
         first.append(part)

@@ -29,17 +29,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 from nnnorm.files import check_regular, check_space, write_whole
-from nnnorm.index.backend import (
-    BATCH,
-    Backend,
-    FloatArray,
-    Hits,
-    Ids,
-    Items,
-    Layout,
-    chunks,
-    name_version,
-)
+from nnnorm.index.backend import BATCH, Backend, FloatArray, Hits, Ids, Items, Layout, chunks
 
 Labels = npt.NDArray[np.int64]
 _COMPARED = 4096  # vectors compared at once in a filtered search
@@ -212,7 +202,7 @@ class FolderBackend(Backend):
     @contextmanager
     def write(self, version: str) -> Iterator[str]:
         old = self._open(version)
-        new = name_version(version[1:].partition("_")[0])
+        new = self.name_version(version[1:].partition("_")[0])
         self._loaded[new] = replace(old, index=self._copy(old.index), breadth=0)
         try:
             yield new
