@@ -161,7 +161,7 @@ def test_an_index_returns_the_documents_of_the_exact_search(files, engine, monke
         monkeypatch.setattr(index.backend, "largest_k", 12, raising=False)
         with pytest.warns(NNNormWarning, match="returns at most 12 hits"):
             index.search(queries, 10, parents="doc")
-        with pytest.raises(NNNormError, match="has no 'page'"):
+        with pytest.raises(NNNormError, match="has no key 'page'"):
             index.search(queries, 3, parents="page")
     printed = run_json("index", "search", url, "--queries", "queries.npy", "--parents", "doc")
     assert json.dumps(printed["parents"][0][:3]) == json.dumps(found.parents[0, :3].tolist())

@@ -80,7 +80,7 @@ OWN = {
     ("scan", "gallery"): (), ("scan", "references"): (), ("scan", "corrector"): (),
     ("scan", "items"): (), ("scan", "ids"): (),
     ("check", "query_ids"): (), ("tune", "query_ids"): (), ("compare", "query_ids"): (),
-    ("drift", "groups"): (),
+    ("drift", "groups"): (), ("drift", "queries"): ("others.npy",),
     ("extend", "groups"): (), ("index build", "groups"): (), ("index add", "groups"): (),
     ("index refresh", "groups"): (), ("index copy", "groups"): (),
 }  # fmt: skip
@@ -96,7 +96,7 @@ MORE = {
             "--save-corrector out-corrector.safetensors -o out.safetensors --json"],
     "extend": ["--corrector grouped.safetensors --items gallery.npy --groups groups.jsonl "
                "-o out.safetensors --json"],
-    "drift": ["--corrector grouped.safetensors --queries queries.npy --gallery gallery.npy "
+    "drift": ["--corrector grouped.safetensors --queries others.npy --gallery gallery.npy "
               "--groups groups.csv --json"],
     "check": [f"{_LEARN} --ids ids.json --json", f"{_LEARN} {_QRELS} --json"],
     "search": [f"{_TASK} --bias bias.safetensors -k 3 --ids ids.txt -o out.npz",

@@ -73,6 +73,8 @@ def test_an_index_takes_groups_from_metadata():
     built = ["--gallery", "gallery.npy", "--corrector", "c.safetensors"]
     assert run("index", "build", "faiss:items", *built, "--metadata", "items.jsonl",
                "--groups", "kind").exit_code == 0  # fmt: skip
+    alpha = Bias.load("bias.safetensors").params["alpha"]
+    assert f"(nnn, alpha {alpha:.4g} within groups)" in run("index", "info", "faiss:items").stdout
     more = ["--corrector", "c.safetensors", "--groups"]
     assert run("index", "refresh", "faiss:items", *more, "kind").exit_code == 0
     assert_fails(run("index", "refresh", "faiss:items", *more, "sort"), "has no key 'sort'")

@@ -165,9 +165,14 @@ def test_mistakes_are_one_sentence(data):
     assert_fails(run("index", "build", "faiss:photos", *BUILD), "already exists")
     rows = ["verify", "faiss:photos", *QUERIES, "--gallery", "gallery.npy"]
     assert_fails(run("index", *rows), "pass the corrector of the index (--corrector)")
+    assert_fails(run("info", "photos"), "photos is an index; run nnnorm index info")
     Path("few.txt").write_text("1\n2\n")
     few = ["build", "faiss:few", *BUILD, "--ids", "few.txt"]
     assert_fails(run("index", *few), "per item of gallery; expected ")
+    np.savetxt("other.txt", 10_000 + np.arange(len(np.load("gallery.npy"))), fmt="%d")
+    rows += ["--corrector", "first.safetensors", "--ids", "other.txt"]
+    said = " ".join(run("index", *rows).stdout.split())
+    assert said.endswith("none of the gallery's ids: pass the --ids that it was built with.")
     assert_fails(run("index", "search", "faiss:photos", *QUERIES, "--filter", "x"), "also in JSON")
     many = ["search", "faiss:photos", *QUERIES, "--weight", "nan"]
     assert_fails(run("index", *many), "weight")

@@ -67,5 +67,5 @@ class UsearchBackend(FolderBackend):
         index = self._load(path, 0)
         if index is None:
             raise NNNormError(f"{path} isn't a usearch index; check the path")
-        keys = np.array(index.keys, dtype=np.uint64)
+        keys = index.keys.__array__(np.uint64)  # np.array passes `copy`, which it doesn't take
         return keys.astype(np.int64), np.array(index.get(keys), dtype=np.float32)
