@@ -1,5 +1,6 @@
 """The HTTP interface: safe by default; wrong parameters return one sentence, never a 500."""
 
+import contextlib
 import copy
 import logging
 import os
@@ -114,7 +115,8 @@ def test_connections_without_a_whole_request_make_room_for_others(session, monke
     with serving(session) as port:
         half_open = [connect(port) for _ in range(20)]
         assert read_status(connect(port, "")) == 200
-        assert half_open[0].recv(100) == b""
+        with contextlib.suppress(ConnectionResetError):  # without uvloop
+            assert half_open[0].recv(100) == b""
         for opened in half_open:
             opened.close()
 
