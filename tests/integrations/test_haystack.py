@@ -1,5 +1,7 @@
 """Haystack's own document store between the two components, by both of its similarities."""
 
+import inspect
+
 import pytest
 
 from nnnorm import NNN, Corrector, NNNormError
@@ -18,8 +20,10 @@ from nnnorm.integrations.haystack import (  # noqa: E402
     QueryCorrector,
 )
 
-# Haystack loads only its own components, and those of modules that the caller trusts.
-TRUSTED = ["nnnorm.integrations.haystack"]
+# Haystack 3 loads only its own components, and those of modules that the caller trusts.
+TRUSTED = {"allowed_modules": ["nnnorm.integrations.haystack"]}
+if not TRUSTED.keys() <= inspect.signature(Pipeline.loads).parameters.keys():
+    TRUSTED = {}
 
 
 def documents(texts):
@@ -104,7 +108,7 @@ def test_a_pipeline_is_saved_with_the_path_and_finds_the_same(case, tmp_path):
     pipeline = Pipeline()
     pipeline.add_component("documents", DocumentCorrector(path))
     pipeline.add_component("query", QueryCorrector(path, weight=0.5))
-    again = Pipeline.loads(pipeline.dumps(), allowed_modules=TRUSTED)
+    again = Pipeline.loads(pipeline.dumps(), **TRUSTED)
     inputs = {
         "documents": {"documents": documents(case.texts)},
         "query": {"embedding": embed("what")},
@@ -123,7 +127,7 @@ def test_a_saved_pipeline_rejects_another_corrector_at_the_same_path(case, tmp_p
     other.save(path)
     expected = f"must have the fingerprint {case.corrector.fingerprint}; got {other.fingerprint}"
     with pytest.raises(Exception, match=expected):  # Haystack wraps it in an error of its own
-        Pipeline.loads(saved, allowed_modules=TRUSTED)
+        Pipeline.loads(saved, **TRUSTED)
 
 
 def test_a_corrector_in_memory_can_not_be_saved_with_a_pipeline(case):
