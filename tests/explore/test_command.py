@@ -161,6 +161,14 @@ def test_files_that_do_not_fit_are_refused(files, more, message):
         open_material(**inputs(files, **more))
 
 
+@pytest.mark.parametrize("name", ["gallery", "references", "queries"])
+def test_files_of_another_dimension_are_an_error(files, tmp_path, name):
+    given = inputs(files)
+    np.save(tmp_path / "narrow.npy", np.load(given[name])[:, :-1])
+    with pytest.raises(nnnorm.NNNormError, match="must have the same dimension"):
+        open_material(**given | {name: tmp_path / "narrow.npy"})
+
+
 def test_cells_without_a_value_are_no_choice_of_a_filter(files, tmp_path):
     rows = ["kind,same", *(f"{('', 'a', 'b')[n % 3]},x" for n in range(N_ITEMS))]
     (tmp_path / "items.csv").write_text("\n".join(rows))

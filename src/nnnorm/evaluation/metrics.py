@@ -422,6 +422,8 @@ def warn_of_mismatched_bank(
     references: Embeddings, queries: Embeddings, gallery: Embeddings, truth: Any = None
 ) -> None:
     """Warn if references and queries seem to come from different sources."""
+    for rows in (references, queries):
+        check_same_dim(rows, gallery)
     if truth is not None:
         right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
         queries = queries.subset(right.one_per_cluster)
