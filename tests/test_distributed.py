@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 
 import numpy as np
@@ -199,6 +200,7 @@ def test_files_on_ray_are_those_of_one_process_whatever_is_lost(corrector, tmp_p
     finally:
         limit.restore_original_limits()
         ray.shutdown()
+        subprocess._cleanup()  # older versions of Ray don't wait for a process that has ended
 
 
 def rows_keep_their_files_their_order_and_their_bits(corrector, gallery, folder):

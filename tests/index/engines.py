@@ -64,7 +64,7 @@ CASES = [
     Case("faiss hnsw", f"faiss:{_FOLDER}factory=HNSW32&ef=400", 0.99, filter=_keep),
     Case("faiss ivf", f"faiss:{_FOLDER}factory=IVF8,Flat&probes=8", filter=[*map(str, range(20))]),
     Case("faiss sq", f"faiss:{_FOLDER}factory=SQ8,RFlat", 0.99, filter='{"early": true}'),
-    Case("faiss pq", f"faiss:{_FOLDER}factory=PQ15x4np,RFlat", 0.6, filter={"early": True}),
+    Case("faiss pq", f"faiss:{_FOLDER}factory=PQ16x4np,RFlat", 0.6, filter={"early": True}),
     Case("hnswlib", f"hnswlib:{_FOLDER}ef=400&threads=1", 0.99, False, {"early": True}),
     Case("usearch", f"usearch:{_FOLDER}ef=400&threads=1", 0.99, False, _keep),
     Case("sqlite", f"sqlite:{_DATABASE}", slow=False),

@@ -17,7 +17,11 @@ from nnnorm.index.backend import FloatArray, Ids, Layout, Options, whole
 from nnnorm.index.folder import FolderBackend, Labels, Loaded
 
 _REFINED = 4  # a quantized index first finds this many times k items
-_BITS = re.compile(r"(?<!\w)(SQ(4|6|8)|\w*PQ\d|RaBitQ|ITQ|LSH)")
+_LOST = 2e-3  # float16 changes a vector by less than this share of its norm, SQ8 by more
+# PQ needs a multiple of its number as the dimension. SQ needs one of 16 for its SIMD code, without
+# which it takes 8 times as long.
+_NUMBER = re.compile(r"PQ(\d+)|SQ")
+_TRANSFORM = re.compile(r"(Pad|PCA|OPQ|RR|ITQ|L2norm)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,30 +43,39 @@ class FaissBackend(FolderBackend):
     created_by = ("factory", "ef_construction")
 
     def configure(self) -> None:
-        factory = self.options.factory
-        self.is_exact = factory == "Flat"
-        if _BITS.search(factory) and not factory.endswith(",RFlat"):
-            raise NNNormError(
-                f"the factory {factory!r:.60} doesn't store full vectors, which a refresh needs; "
-                "add ,RFlat to it"
-            )
+        self.is_exact = self.options.factory == "Flat"
 
     def _create(self, layout: Layout) -> Any:
         faiss = require("faiss", "faiss")
         factory = self.options.factory
         try:
-            index = faiss.index_factory(layout.width, factory, faiss.METRIC_INNER_PRODUCT)
-            if hasattr(index, "hnsw"):
-                index.hnsw.efConstruction = self.options.ef_construction
+            padded = _pad(factory, layout.width)
+            index = faiss.index_factory(layout.width, padded, faiss.METRIC_INNER_PRODUCT)
+            if hasattr(inner := _inner(index), "hnsw"):
+                inner.hnsw.efConstruction = self.options.ef_construction
             if not index.is_trained:
                 index.train(layout.sample)
+            is_full = self._keeps(index, layout.sample)
         except RuntimeError:
             raise NNNormError(
                 "the option factory must be an index factory string of Faiss, such as Flat or "
                 f"HNSW32; got {factory!r}, which Faiss rejects for {layout.n_items:,} items of "
                 f"{layout.width} dimensions"
             ) from None
+        if not is_full:
+            raise NNNormError(
+                f"the factory {factory!r:.60} doesn't store full vectors, which a refresh needs; "
+                "add ,RFlat to it"
+            )
         return index
+
+    def _keeps(self, index: Any, sample: FloatArray) -> bool:
+        """Whether an empty index will return vectors as they were added, or in float16."""
+        rows = 0.6 * sample[:8] + 0.3 * sample[::-1][:8]  # no rows that it was trained on
+        probe, labels = self._copy(index), np.arange(len(rows))
+        self._add(probe, labels, rows)
+        lost = np.linalg.norm(self._vectors(probe, labels) - rows, axis=1)
+        return bool((lost <= _LOST * np.linalg.norm(rows, axis=1)).all())
 
     def _load(self, path: Path, width: int) -> Any:
         return require("faiss", "faiss").read_index(str(path))
@@ -86,8 +99,7 @@ class FaissBackend(FolderBackend):
 
     def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
         faiss, index = require("faiss", "faiss"), loaded.index
-        is_refined = isinstance(index, faiss.IndexRefine)
-        inner = faiss.downcast_index(index.base_index) if is_refined else index
+        inner = _inner(index)
         chosen: dict[str, Any] = {}
         if loaded.n_alive < len(loaded.alive):
             bits = np.packbits(loaded.alive, bitorder="little")
@@ -104,7 +116,7 @@ class FaissBackend(FolderBackend):
             return self._compare(loaded, labels, queries, k)
         else:
             params = faiss.SearchParameters(**chosen) if chosen else None
-        if is_refined:
+        if isinstance(index, faiss.IndexRefine):
             params = faiss.IndexRefineSearchParameters(k_factor=_REFINED, base_index_params=params)
         scores, labels = index.search(np.ascontiguousarray(queries), k, params=params)
         return labels, np.ascontiguousarray(scores)
@@ -116,3 +128,22 @@ class FaissBackend(FolderBackend):
         if hasattr(read, "id_map"):  # a wrapper that owns the index
             ids, bare = faiss.vector_to_array(read.id_map), faiss.downcast_index(read.index)
         return ids, self._vectors(bare, np.arange(read.ntotal))
+
+
+def _pad(factory: str, width: int) -> str:
+    """Add the number of zero columns that a quantizer needs to a factory string."""
+    found = _NUMBER.search(factory)
+    if found is None or _TRANSFORM.match(factory):
+        return factory
+    step = int(found[1] or 16)
+    return factory if width % step == 0 else f"Pad{-(-width // step) * step},{factory}"
+
+
+def _inner(index: Any) -> Any:
+    """Return the index that searches, without its refinement and padding."""
+    faiss = require("faiss", "faiss")
+    if isinstance(index, faiss.IndexRefine):
+        index = faiss.downcast_index(index.base_index)
+    if isinstance(index, faiss.IndexPreTransform):
+        index = faiss.downcast_index(index.index)
+    return index
