@@ -277,10 +277,8 @@ def tables(results: dict[str, Any]) -> str:
     columns = ("Gallery", "uncorrected", "`NNN()`", "with `groups`", "gain in R@10")
     changes = [one["change"] for one in results["random"]]
     n_searches = len({one["search"] for one in results["random"]})
-    note = (
-        f"As a control, we labeled {n_searches} galleries with one kind of item at random, using "
-    )
-    note += "2 groups, 5 groups, or enough groups that each had about 10 items. The results change "
+    note = f"As a control, we assigned random labels in {n_searches} galleries with one kind of "
+    note += "item each, using 2 groups, 5 groups, or groups of about 10 items. The results change "
     note += f"by {points(min(changes))} to {points(max(changes))} points, and by "
     note += f"{points(float(np.mean(changes)))} on average."
     return f"{table(columns, rows)}\n\n{note}\n"
