@@ -146,7 +146,7 @@ def lay_out(table: PaperTable, found: Found, notes: Sequence[str], *, other: boo
     if other:
         first = "From other models and data than the paper's, so the results aren't comparable."
         own = [NOTES[table.name]] if table.name in NOTES else []
-        title, listed = f"{table.heading}, on other data", [first, *rules, *own, *more]
+        title, listed = f"{table.heading} (here on other data)", [first, *rules, *own, *more]
     else:
         source = f"The paper: {load_paper().citation} ({load_paper().url}), {table.label}."
         title, listed = table.heading, [source, *rules, *table.notes, *more]

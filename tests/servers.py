@@ -1,15 +1,19 @@
 """Databases for the tests of engines.
 
-One PostgreSQL serves all tests of a process: started when the first of them needs it, stopped at
-the end.
+One server of a kind serves all tests of a process: started when the first of them needs it, stopped
+at the end.
 """
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import os
 import shutil
+import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -48,6 +52,45 @@ def postgres():
             time.sleep(attempt)
     atexit.register(server.cleanup)
     return server.get_uri()
+
+
+@functools.cache
+def chroma():
+    """Address of a Chroma server."""
+    return _start("chroma", "run", "--path")
+
+
+@functools.cache
+def milvus():
+    """Address of a Milvus Lite server, which speaks the protocol of Milvus."""
+    return _start("milvus-lite", "server", "--data-dir")
+
+
+def _start(program, command, folder_option):
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for _ in range(10):  # another process may take the port
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        where = [folder_option, folder, "--host", "127.0.0.1", "--port", str(port)]
+        # A shell starts it, so that it isn't a process that a test leaves behind.
+        shell = ["sh", "-c", '"$@" >/dev/null 2>&1 & echo $!', "sh"]
+        command = [Path(sys.executable).with_name(program), command, *where]
+        number = int(subprocess.check_output([*shell, *command], start_new_session=True))
+        atexit.register(_kill, number)
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(number, 0)
+                with contextlib.suppress(OSError):
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                    return f"//127.0.0.1:{port}"
+                time.sleep(0.1)
+    raise RuntimeError(f"{program} doesn't start")
+
+
+def _kill(number):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(number, signal.SIGKILL)
 
 
 def new_database(folder):

@@ -19,7 +19,7 @@ from tests.command import assert_fails, run
 from tests.index.engines import ENGINES, MORE, arguments, build, parametrize, world
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-LOCAL = [case for case in ENGINES if "{postgres}" not in case.url]
+LOCAL = [case for case in ENGINES if not case.server]
 
 
 @pytest.fixture

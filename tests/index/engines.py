@@ -28,21 +28,24 @@ class Case:
 
     name: str
     url: str  # {folder} is that of the test, {memory} one in memory, {name} the collection
+    server: str = ""  # what starts {server}, in tests/servers.py
     recall: float = 1.0
     slow: bool = True  # left out of `make test-fast`
     filter: object = "row < 20"  # the items 0 to 19, in the engine's language
 
     @property
     def engine(self):
-        return "pgvector" if "{postgres}" in self.url else self.url.partition(":")[0]
+        return self.url.partition(":")[0]
+
+    def address(self):
+        return getattr(servers, self.server)() if self.server else None
 
     def at(self, folder, name="photos"):
-        server = servers.postgres() if "{postgres}" in self.url else ""
         return self.url.format(
             folder=folder,
             memory=servers.in_memory(folder),
-            postgres=server.replace("postgresql:", "pgvector:", 1),
-            name=servers.unique(folder, name) if server else name,
+            server=(self.address() or "").removeprefix("postgresql:"),
+            name=servers.unique(folder, name) if self.server else name,
         )
 
 
@@ -51,8 +54,9 @@ def _keep(entry):
 
 
 _QDRANT = {"must": [{"key": "row", "range": {"lt": 20}}]}
+_CHROMA = {"row": {"$lt": 20}}
 # Tables this small would never use their index: the planner may not scan them instead.
-_PLANNER = "&options=-c%20enable_seqscan%3Doff"
+_HNSW_TABLE = "{server}&table={name}&kind=hnsw&ef=400&options=-c%20enable_seqscan%3Doff"
 
 _FOLDER = "{folder}/{name}?"
 _DATABASE = "{memory}/photos.db?table={name}"
@@ -61,26 +65,35 @@ _COLLECTION = "{memory}/photos.db?collection={name}"
 CASES = [
     Case("faiss", "faiss:{folder}/{name}", slow=False, filter=_keep),
     Case("faiss in memory", "faiss:", filter=_keep),
-    Case("faiss hnsw", f"faiss:{_FOLDER}factory=HNSW32&ef=400", 0.99, filter=_keep),
+    Case("faiss hnsw", f"faiss:{_FOLDER}factory=HNSW32&ef=400", recall=0.99, filter=_keep),
     Case("faiss ivf", f"faiss:{_FOLDER}factory=IVF8,Flat&probes=8", filter=[*map(str, range(20))]),
-    Case("faiss sq", f"faiss:{_FOLDER}factory=SQ8,RFlat", 0.99, filter='{"early": true}'),
-    Case("faiss pq", f"faiss:{_FOLDER}factory=PQ16x4np,RFlat", 0.6, filter={"early": True}),
-    Case("hnswlib", f"hnswlib:{_FOLDER}ef=400&threads=1", 0.99, False, {"early": True}),
-    Case("usearch", f"usearch:{_FOLDER}ef=400&threads=1", 0.99, False, _keep),
+    Case("faiss sq", f"faiss:{_FOLDER}factory=SQ8,RFlat", recall=0.99, filter='{"early": true}'),
+    Case("faiss pq", f"faiss:{_FOLDER}factory=PQ16x4np,RFlat", recall=0.6, filter={"early": True}),
+    Case(
+        "hnswlib",
+        f"hnswlib:{_FOLDER}ef=400&threads=1",
+        recall=0.99,
+        slow=False,
+        filter={"early": True},
+    ),
+    Case("usearch", f"usearch:{_FOLDER}ef=400&threads=1", recall=0.99, slow=False, filter=_keep),
     Case("sqlite", f"sqlite:{_DATABASE}", slow=False),
     Case("duckdb", f"duckdb:{_DATABASE}", slow=False),
-    Case("pgvector", "{postgres}&table={name}"),
-    Case("pgvector hnsw", "{postgres}&table={name}&kind=hnsw&ef=400" + _PLANNER, 0.99),
+    Case("pgvector", "pgvector:{server}&table={name}", "postgres"),
+    Case("pgvector hnsw", f"pgvector:{_HNSW_TABLE}", "postgres", 0.99),
     Case("lancedb", f"lancedb:{_DATABASE}"),
     Case("lancedb ivf", f"lancedb:{_DATABASE}&kind=ivf"),
     Case("qdrant", f"qdrant:{_COLLECTION}", filter=_QDRANT),
     Case("qdrant int8", f"qdrant:{_COLLECTION}&quantize=int8", filter=_QDRANT),
     Case("milvus", f"milvus:{_COLLECTION}"),
-    Case("milvus hnsw", f"milvus:{_COLLECTION}&kind=hnsw", 0.99),
-    Case("chroma", f"chroma:{_COLLECTION}&ef=400", 0.99, filter={"row": {"$lt": 20}}),
+    Case("milvus hnsw", f"milvus:{_COLLECTION}&kind=hnsw", recall=0.99),
+    Case("milvus server", "milvus:{server}/{name}", "milvus"),
+    Case("chroma", f"chroma:{_COLLECTION}&ef=400", recall=0.99, filter=_CHROMA),
+    Case("chroma server", "chroma:{server}/{name}?ef=400", "chroma", 0.99, filter=_CHROMA),
 ]
 # One case per engine, for what the kind of index doesn't change.
 ENGINES = list({case.engine: case for case in reversed(CASES)}.values())[::-1]
+SERVERS = [case for case in CASES if case.server]
 
 
 def parametrize(cases):

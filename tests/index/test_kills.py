@@ -21,6 +21,7 @@ from tests.index.engines import (
     ENGINES,
     FIRST,
     MORE,
+    SERVERS,
     arguments,
     build,
     check,
@@ -94,8 +95,7 @@ class Stop:
 
 def run(case, folder, operation, at, address, memory, pipe):
     servers.MEMORY = memory
-    if address is not None:
-        servers.postgres = lambda: address
+    setattr(servers, CASES[case].server or "none", lambda: address)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     world()
     stop = Stop(at)
@@ -123,8 +123,8 @@ def server():
 def run_child(case, folder, operation, at=0):
     """Run an operation in a process of its own; the number of lines that it ran, or None."""
     context = make_context()
-    address = servers.postgres() if "{postgres}" in case.url else None
-    if case.engine == "milvus":
+    address = case.address()
+    if case.name == "milvus":
         servers.release_milvus()
     ours, theirs = context.Pipe(duplex=False)
     given = CASES.index(case), folder, operation, at, address, servers.MEMORY, theirs
@@ -174,11 +174,11 @@ def check_state(case, folder, operation, is_repeated):
             check(case, hits, rows.values(), corrector, k=5)
 
 
-@parametrize(ENGINES)
+@parametrize(ENGINES + [case for case in SERVERS if case not in ENGINES])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_kill_leaves_the_previous_version_or_the_new_one(case, operation, tmp_path):
     # The first index on a server creates its list of versions; files are new in every folder.
-    for name in ("first", "whole") if "{postgres}" in case.url else ("whole",):
+    for name in ("first", "whole") if case.server else ("whole",):
         (tmp_path / name).mkdir()
         prepare(case, tmp_path / name, operation)
         lines = run_child(case, tmp_path / name, operation)
