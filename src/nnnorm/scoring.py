@@ -33,7 +33,6 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings, FloatArray, IntArray, StoredMatrix, check_same_dim
 from nnnorm.errors import NNNormError
@@ -426,7 +425,7 @@ def _plan(
 # --- threads -----------------------------------------------------------------------------------
 
 
-def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
+def in_threads(work: Callable[[slice], None], block: FloatArray) -> None:
     """Call `work` on slices of a block's rows in threads; numpy releases the GIL."""
     n_threads = count_threads()
     if n_threads == 1 or block.size < 2**18 or len(block) < n_threads:

@@ -34,7 +34,7 @@ from nnnorm import embeddings
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Gate
 from nnnorm.dedup import Duplicates, References, describe_size, drop_copies
-from nnnorm.embeddings import Embeddings, Source, StoredMatrix, open_embeddings
+from nnnorm.embeddings import BoolArray, Embeddings, Source, StoredMatrix, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
@@ -44,7 +44,6 @@ from nnnorm.softmax import scan, transport_biases
 from nnnorm.solvers import Solver, check_solver, compute_means
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 BankName = Literal["references", "gallery_references"]
 # As in scikit-learn: the values of each parameter, all combined; or a list of such grids.
 Grid: TypeAlias = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
