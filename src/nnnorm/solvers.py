@@ -29,8 +29,7 @@ import itertools
 import math
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, get_args
@@ -40,7 +39,7 @@ import numpy as np
 from nnnorm import scoring
 from nnnorm.embeddings import DoubleArray, Embeddings, FloatArray, IntArray
 from nnnorm.errors import NNNormError, check_count, require, warn
-from nnnorm.files import Progress
+from nnnorm.files import Progress, progress_bar
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Sample, Scores, top_k, top_means
 
 Solver = Literal["auto", "exact", "torch", "cuda", "mps", "approximate"]
@@ -102,7 +101,10 @@ def compute_means(
             return _torch_means(scores, k, solver, **options), {"solver": solver}
         if model is not None:
             return model.means(scores, **options)
-    with _shown(progress, seconds > _LONG) as options["progress"]:
+    bar: Any = nullcontext(progress)
+    if progress is None and seconds > _LONG and sys.stderr.isatty():
+        bar = progress_bar("Exact means")
+    with bar as options["progress"]:
         if sample is None or not _LARGE_SAMPLE * n_items < len(sample.rows) < n_items:
             return top_means(scores, k, **options), {"solver": "exact"}
         others = np.delete(np.arange(n_items), sample.rows)
@@ -110,20 +112,6 @@ def compute_means(
         means[sample.rows] = sample.exact
         means[others] = top_means(scores.some_rows(others), k, **options)
         return means, {"solver": "exact"}
-
-
-@contextmanager
-def _shown(progress: Progress | None, is_slow: bool) -> Iterator[Progress | None]:
-    """Show a progress bar for slow work if stderr is a terminal and the caller shows none."""
-    if progress is not None or not is_slow or not sys.stderr.isatty():
-        yield progress
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("Exact means", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _choose_model(

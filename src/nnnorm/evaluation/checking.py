@@ -450,7 +450,7 @@ def check(
         number = trial.choose("one-standard-error")
         crossed = trial.cross_fit("one-standard-error", seed=seed)
         best = trial.settings[number]
-        _, hits = run_search(trial.bias(number) if number else None, trial.evaluation(number))
+        _, hits = run_search(best.bias() if number else None, trial.evaluation(number))
         params = {**best.params, **({} if best.between == 1 else {"between": best.between})}
         about["tuned"] = Measured(best.name, params, **measure(crossed, hits))
         about["better"] = crossed.gain_over(corrected, seed=seed)
