@@ -345,7 +345,7 @@ class Expected:
         self._blends = _blend(bank, rng)
         self._sides = _Sides(items, bank, rng)
         self._references, self.n_references = bank[order], len(bank)
-        self._landmarks, self._units = items, as_units(items)
+        self._units = as_units(items)
         # A strip holds its scores and their order, 12 bytes each, on every thread.
         per_row = 12 * max(len(bank), len(items)) * count_threads()
         budget = run.get("memory_budget", DEFAULT_MEMORY_BUDGET)

@@ -51,11 +51,6 @@ class Setting:
     statistics: Statistics
     between: float = 1.0  # weight of the differences between groups
 
-    @property
-    def name(self) -> str:
-        """The name of the method."""
-        return self.method.name
-
     def correction(self) -> FloatArray:
         """The correction to subtract, shape ``(n_gallery,)``, computed as in `search`."""
         values = np.asarray(self.method.values(self.statistics), dtype=np.float32)

@@ -151,7 +151,7 @@ class Trial:
                 if all(pattern) or not rows.any():
                     continue
                 # The first parameters are those of the gates, in the same order.
-                key = (setting.name, *compress(vars(setting.method).items(), pattern))
+                key = (setting.method.name, *compress(vars(setting.method).items(), pattern))
                 if key not in shared:
                     shared[key] = self.evaluation(number).hits(1)
                 self.hits[number, rows] = shared[key][rows]
@@ -164,7 +164,7 @@ class Trial:
     ) -> int:
         """Return the number of the chosen setting, of one or all methods, on some queries."""
         named = enumerate(self.settings[: self.n_cells])
-        rows = [row for row, one in named if row == 0 or method in (None, one.name)]
+        rows = [row for row, one in named if row == 0 or method in (None, one.method.name)]
         hits = self.hits[rows][:, among]
         if select == "max":
             number = rows[int(hits.mean(axis=1, dtype=np.float64).argmax())]
@@ -307,7 +307,7 @@ def tune(
         setting = trial.settings[number]
         recalls = [trial.evaluation(number).recall(k) for k in (5, 10) if number in (0, chosen)]
         recall_at_1 = float(trial.hits[number].mean(dtype=np.float64))
-        cells.append(Cell(setting.name, setting.params, recall_at_1, *recalls))
+        cells.append(Cell(setting.method.name, setting.params, recall_at_1, *recalls))
     gain, popularity = measured.gain_over(trial.raw, seed=seed), None
     if clicks is not None:
         popularity, bias, after = _choose_popularity(trial, bias, clicks)
@@ -351,8 +351,8 @@ def check_choice(
 def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[Any]) -> int:
     """Apply the one-standard-error rule to each method, and return the best choice."""
     means, choices = hits.mean(axis=1, dtype=np.float64), []
-    for name in dict.fromkeys(setting.name for setting in settings[1:]):
-        rows = [row for row, setting in enumerate(settings) if row and setting.name == name]
+    for name in dict.fromkeys(setting.method.name for setting in settings[1:]):
+        rows = [row for row, setting in enumerate(settings) if row and setting.method.name == name]
         best = max(rows, key=lambda row: (means[row], -row))
         if means[best] <= means[0]:  # no correction wins ties
             choices.append(0)

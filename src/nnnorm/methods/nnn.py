@@ -224,6 +224,8 @@ def measure(statistics: Statistics, reference_k: int, is_centered: bool) -> Evid
     n_gallery, n_references = statistics.scores.shape
     if n_references < 2 or n_gallery < 3:
         return Evidence(0.0)
+    if reference_k > n_references:
+        raise statistics.too_few_references(reference_k)
     scores = statistics.centered_scores if is_centered else statistics.scores
     items = draw_rows(n_gallery, _N_ITEMS)
     some = scores.some_rows(items)
