@@ -246,8 +246,7 @@ class Corrector:
         """
         check_method(method)
         check_solver(solver, quality)
-        given = gallery, references, gallery_references
-        items, past, second = method.open_inputs(*given, normalize)
+        items, past, second = method.open_inputs(gallery, references, gallery_references, normalize)
         duplicates = method.duplicates_for(past, duplicates)
         own = None
         if recent is not None:
@@ -716,8 +715,7 @@ class Corrector:
     def open_valid(self, source: Source, name: str) -> embeddings.ValidRows:
         """Open the valid rows of items; the caller checks their norms."""
         with quiet():  # the caller reports unusual norms
-            normalize = self._normalizes(source)
-            found = embeddings.open_valid(source, name=name, normalize=normalize)
+            found = embeddings.open_valid(source, name=name, normalize=self._normalizes(source))
         check_same_dim(found.embeddings, self.bank)
         return found
 

@@ -18,16 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
+from nnnorm import errors
 from nnnorm.corrector import Corrector
-from nnnorm.errors import (
-    NNNormError,
-    NNNormWarning,
-    first_line,
-    hide_secrets,
-    require,
-    show_url,
-    warn,
-)
+from nnnorm.errors import NNNormError, first_line, require, show_url, warn
 from nnnorm.files import Progress, write_whole
 
 Output: TypeAlias = Literal["bias", "vectors"]
@@ -146,7 +139,7 @@ def _start(ray: Any) -> None:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
     except Exception as error:  # too little memory, no such cluster, another version of Ray
         user = os.environ.get("RAY_ADDRESS", "").rpartition("@")[0].rpartition("/")[2]
-        said = hide_secrets(first_line(error), "", user)
+        said = errors.hide_secrets(first_line(error), "", user)
         raise NNNormError(
             f"Ray can't be started ({said}); check that `ray.init()` works "
             "here, and RAY_ADDRESS if it is set"
@@ -183,7 +176,7 @@ def _transform(work: Any, fs: Any, other: Any, shard: _Shard) -> list[str]:
     os.environ["OMP_NUM_THREADS"] = "1"
     pyarrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
     with warnings.catch_warnings(record=True) as caught, _opened(fs, shard.path) as file:
-        warnings.simplefilter("always", NNNormWarning)
+        warnings.simplefilter("always", errors.NNNormWarning)
         batches = file.iter_batches(_BATCH_ROWS, shard.groups, columns=shard.about["columns"])
         table = pyarrow.Table.from_batches(map(work, batches))
     table = table.replace_schema_metadata({_KEY: json.dumps(shard.about)})

@@ -21,7 +21,9 @@ from nnnorm.arrays import Ids, read_files
 from nnnorm.errors import NNNormError, first_line, warn
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
+DoubleArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 # An array, a tensor, a path, or `Embeddings`.
 Source: TypeAlias = Any
 Range: TypeAlias = tuple[float, float]
@@ -143,7 +145,7 @@ class StoredMatrix:
                     "inconsistent; open it again, and replace files instead of writing into them"
                 )
 
-    def column_means(self) -> npt.NDArray[np.float64]:
+    def column_means(self) -> DoubleArray:
         """Compute the mean of every column, in one read."""
         total = sum(block.sum(axis=0, dtype=np.float64) for _, block in self.blocks())
         return np.asarray(total / len(self))

@@ -88,8 +88,7 @@ def check_count(name: str, value: Any, most: int | None = None, what: str = "") 
 def check_type(name: str, value: object, kind: type, how: str) -> None:
     """Raise an error unless `value` is an instance of `kind`; `how` describes where to get one."""
     if not isinstance(value, kind):
-        got = type(value).__name__
-        raise NNNormError(f"{name} must be a {kind.__name__}, {how}; got {got}")
+        raise NNNormError(f"{name} must be a {kind.__name__}, {how}; got {type(value).__name__}")
 
 
 def plural(n: int, noun: str) -> str:

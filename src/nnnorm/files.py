@@ -157,6 +157,18 @@ def is_disk_full(error: BaseException) -> bool:
     return any(getattr(one, "errno", None) in full or _FULL.search(str(one)) for one in found)
 
 
+@contextlib.contextmanager
+def progress_bar(label: str) -> Iterator[Progress]:
+    """Show progress on stderr while the block runs; afterwards, the bar disappears."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(escape(label), total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def check_space(path: PathLike, needed: int = 2**16) -> None:
     """Raise the error for a full disk if fewer than `needed` bytes are free at a path."""
     there = next(one for one in (Path(path), *Path(path).absolute().parents) if one.exists())

@@ -13,17 +13,13 @@
 
 import itertools
 import math
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.dedup import NEAR_COPY, as_units, hash_rows
-from nnnorm.embeddings import Embeddings, FloatArray, IntArray, check_same_dim
+from nnnorm.embeddings import DoubleArray, Embeddings, FloatArray, IntArray, check_same_dim
 from nnnorm.errors import NNNormError, warn
 from nnnorm.scoring import draw_rows, one_blas_thread
-
-Doubles: TypeAlias = npt.NDArray[np.float64]
 
 # Above this z, past queries are mismatched. With 64 recent queries, all mismatched banks of
 # `benchmarks/mismatch.py` have a higher z, and all others a lower one.
@@ -121,7 +117,7 @@ def check_inputs(
 
 
 @one_blas_thread()  # for products this small, several threads are slower
-def _compare(rows: Embeddings, items: Embeddings) -> tuple[Doubles, Doubles] | None:
+def _compare(rows: Embeddings, items: Embeddings) -> tuple[DoubleArray, DoubleArray] | None:
     """Measure how well each of the two scores separates rows from items, and the variances."""
     rng = np.random.default_rng(0)
     some, blocks = _sample(rows, _PART, rng)

@@ -33,13 +33,12 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings, FloatArray, IntArray, StoredMatrix, check_same_dim
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
 
-Strip: TypeAlias = Callable[[int, int, FloatArray], FloatArray]
+Strip: TypeAlias = Callable[[int, int, FloatArray], None]
 
 DEFAULT_MEMORY_BUDGET = 512 * 2**20
 # With blocks of this many scores (32 MB), BLAS reaches its full speed.
@@ -79,11 +78,10 @@ class Products:
         """Read rows ``start:stop``, and return a function that multiplies them by some columns."""
         block = self.rows.rows(start, stop)
 
-        def read(first: int, last: int, out: FloatArray) -> FloatArray:
+        def read(first: int, last: int, out: FloatArray) -> None:
             np.matmul(block, self.columns.rows(first, last).T, out=out)
             if self.offset is not None:
                 out -= self.offset[first:last]
-            return out
 
         return read
 
@@ -133,11 +131,10 @@ class Matrix:
         else:
             rows = self.matrix.rows(start, stop)
 
-        def read(first: int, last: int, out: FloatArray) -> FloatArray:
+        def read(first: int, last: int, out: FloatArray) -> None:
             out[...] = rows[:, first:last]
             if self.offset is not None:
                 out -= self.offset[first:last]
-            return out
 
         return read
 
@@ -267,21 +264,18 @@ class KeepBestValues:
         if not is_first or block.shape[1] < k:
             both = np.concatenate([self._buffer[rows], block], axis=1)
             both.partition(both.shape[1] - k, axis=1)
-        self._buffer[rows, :k] = both[:, -k:]
-        self._buffer[rows, k:] = -np.inf
-        self._filled[rows] = k
-        self._threshold[rows] = both[:, -k:].min(axis=1)
+        self._store(rows, both[:, -k:])
 
     def _compact(self, rows: IntArray) -> None:
         """Move the k best of some buffers to their front, and raise the thresholds."""
-        if len(rows) == 0:
-            return
-        k = self._k
-        best = np.partition(self._buffer[rows], -k, axis=1)[:, -k:]
-        self._buffer[rows, :k] = best
-        self._buffer[rows, k:] = -np.inf
-        self._filled[rows] = k
-        self._threshold[rows] = best[:, 0]
+        if len(rows):
+            self._store(rows, np.partition(self._buffer[rows], -self._k, axis=1)[:, -self._k :])
+
+    def _store(self, rows: slice | IntArray, best: FloatArray) -> None:
+        self._buffer[rows, : self._k] = best
+        self._buffer[rows, self._k :] = -np.inf
+        self._filled[rows] = self._k
+        self._threshold[rows] = best.min(axis=1)
 
     def finish(self) -> FloatArray:
         """Return the result of the strip."""
@@ -426,7 +420,7 @@ def _plan(
 # --- threads -----------------------------------------------------------------------------------
 
 
-def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
+def in_threads(work: Callable[[slice], None], block: FloatArray) -> None:
     """Call `work` on slices of a block's rows in threads; numpy releases the GIL."""
     n_threads = count_threads()
     if n_threads == 1 or block.size < 2**18 or len(block) < n_threads:

@@ -11,18 +11,16 @@ the strip's part of the plan to the sums of the columns. These sums determine th
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm import scoring
-from nnnorm.embeddings import FloatArray
+from nnnorm.embeddings import DoubleArray, FloatArray
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores
 
-Doubles: TypeAlias = npt.NDArray[np.float64]
 # Smaller exponents are negligible compared with the maximum's 1, and exp would return subnormal
 # numbers, which are slow.
 LEAST_EXPONENT = np.float32(-80)
@@ -34,7 +32,7 @@ _CACHED_COLUMNS = 2**13
 
 def scan(
     scores: Scores, *, k: int, betas: Sequence[float] = (), **options: Any
-) -> Iterator[tuple[int, int, tuple[FloatArray, Doubles]]]:
+) -> Iterator[tuple[int, int, tuple[FloatArray, DoubleArray]]]:
     """Yield ``(start, stop, (best, logs))`` for strips of rows, from one product.
 
     ``best`` has the k best values of each row, best first, and ``logs`` has a row per β.
@@ -51,7 +49,7 @@ def scan(
     )
 
 
-def log_mean_exp(scores: Scores, betas: Sequence[float], **options: Any) -> Doubles:
+def log_mean_exp(scores: Scores, betas: Sequence[float], **options: Any) -> DoubleArray:
     """Compute ``log( mean_j exp(β·s_ij) )`` for every row and β, shape ``(n_betas, n_rows)``."""
     out = np.empty((len(betas), scores.shape[0]))
     for start, stop, (_, logs) in scan(scores, k=0, betas=betas, **options):
@@ -114,13 +112,15 @@ class KeepLogMeanExp:
             sums = _row_dots(scaled, np.ones_like(scaled[:1])).astype(np.float64)
             self._excess[number, rows] += sums - scores.shape[1]
 
-    def finish(self) -> Doubles:
+    def finish(self) -> DoubleArray:
         """Return the result of the strip."""
         peaks = np.outer(self._betas, self._peak.astype(np.float64))
         return np.asarray(peaks + np.log1p(self._excess / self._seen))
 
 
-def _sum_exp_excess(scores: FloatArray, middle: FloatArray, half: float, betas: Doubles) -> Doubles:
+def _sum_exp_excess(
+    scores: FloatArray, middle: FloatArray, half: float, betas: DoubleArray
+) -> DoubleArray:
     """Return Σ ``exp(β(s − middle)) − 1`` per β and row by power sums; ``|s − middle| ≤ half``."""
     scales = betas * half
     lag = scores - middle[:, None]
@@ -167,7 +167,7 @@ class KeepBestAndLogs:
         if self._logs is not None:
             self._logs.update(block, first_column, rows)
 
-    def finish(self) -> tuple[FloatArray, Doubles]:
+    def finish(self) -> tuple[FloatArray, DoubleArray]:
         """Return the result of the strip."""
         best = self._values.finish() if self._values else np.empty((self._n_rows, 0), np.float32)
         return best, self._logs.finish() if self._logs else np.empty((0, self._n_rows))
@@ -184,7 +184,7 @@ def transport_biases(
     n_wanted: int,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
-) -> Doubles:
+) -> DoubleArray:
     """Compute ``−τ·log u`` of every row, plus a constant that puts it on the scale of a score."""
     n_rows, n_columns = scores.shape
     scales = [1 / tau for tau in taus]
@@ -249,11 +249,11 @@ class _Strips:
 
 
 def _balance_rows(
-    strip: FloatArray, scale: float, shift: FloatArray, column_sums: Doubles | None
-) -> Doubles:
+    strip: FloatArray, scale: float, shift: FloatArray, column_sums: DoubleArray | None
+) -> DoubleArray:
     """Return the log of Σ ``exp(scale·s + shift)`` per row; add the balanced rows to columns."""
     row_logs = np.empty(len(strip))
-    sums_of: dict[int, Doubles] = {}
+    sums_of: dict[int, DoubleArray] = {}
     step = max(1, 2**16 // strip.shape[1])  # pieces that stay in a core's cache
 
     def work(rows: slice) -> None:

@@ -29,22 +29,19 @@ import itertools
 import math
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm import scoring
-from nnnorm.embeddings import Embeddings, FloatArray, IntArray
+from nnnorm.embeddings import DoubleArray, Embeddings, FloatArray, IntArray
 from nnnorm.errors import NNNormError, check_count, require, warn
-from nnnorm.files import Progress
+from nnnorm.files import Progress, progress_bar
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Sample, Scores, top_k, top_means
 
-Weights: TypeAlias = npt.NDArray[np.float64]
 Solver = Literal["auto", "exact", "torch", "cuda", "mps", "approximate"]
 SOLVER_NAMES: tuple[str, ...] = get_args(Solver)
 # If the sample of items with known means is a larger share of the gallery, exact work skips it.
@@ -104,7 +101,10 @@ def compute_means(
             return _torch_means(scores, k, solver, **options), {"solver": solver}
         if model is not None:
             return model.means(scores, **options)
-    with _shown(progress, seconds > _LONG) as options["progress"]:
+    bar: Any = nullcontext(progress)
+    if progress is None and seconds > _LONG and sys.stderr.isatty():
+        bar = progress_bar("Exact means")
+    with bar as options["progress"]:
         if sample is None or not _LARGE_SAMPLE * n_items < len(sample.rows) < n_items:
             return top_means(scores, k, **options), {"solver": "exact"}
         others = np.delete(np.arange(n_items), sample.rows)
@@ -112,20 +112,6 @@ def compute_means(
         means[sample.rows] = sample.exact
         means[others] = top_means(scores.some_rows(others), k, **options)
         return means, {"solver": "exact"}
-
-
-@contextmanager
-def _shown(progress: Progress | None, is_slow: bool) -> Iterator[Progress | None]:
-    """Show a progress bar for slow work if stderr is a terminal and the caller shows none."""
-    if progress is not None or not is_slow or not sys.stderr.isatty():
-        yield progress
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("Exact means", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _choose_model(
@@ -249,7 +235,7 @@ class ListModel:
     lists: "InvertedLists"
     k: int
     quality: int
-    weights: Weights
+    weights: DoubleArray
     sample: Sample
     error: float
 
@@ -457,7 +443,7 @@ def _probe(
 
 def _learn_missed(
     features: FloatArray, missed: FloatArray, rng: np.random.Generator
-) -> tuple[Weights, float]:
+) -> tuple[DoubleArray, float]:
     """Fit the regression for the missing part; also return its cross-validated error."""
     known = features.astype(np.float64)
     folds = rng.permutation(len(known)) % 8
@@ -471,11 +457,11 @@ def _learn_missed(
     return _fit_ridge(known, missed), float(highest) ** 0.5
 
 
-def _predict(weights: Weights, features: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def _predict(weights: DoubleArray, features: FloatArray | DoubleArray) -> DoubleArray:
     return np.asarray(features @ weights[:-1] + weights[-1])
 
 
-def _fit_ridge(features: npt.NDArray[np.float64], target: npt.NDArray[Any]) -> Weights:
+def _fit_ridge(features: DoubleArray, target: FloatArray) -> DoubleArray:
     """Fit a ridge regression that ignores constant features; return slopes and intercept."""
     center, scale = features.mean(axis=0), features.std(axis=0)
     scale = np.where(scale > 1e-9 * (1 + np.abs(center)), scale, np.inf)

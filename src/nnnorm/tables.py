@@ -291,14 +291,12 @@ def _text_parts(
 
 
 def _read_embedding(where: str, cell: Any, column: str) -> FloatArray:
-    try:
+    with suppress(TypeError, ValueError):
         if isinstance(cell, str):
             cell = cell.strip("[] \t\n").replace(",", " ").split()
         numbers = np.array(cell, dtype=np.float32)
         if numbers.ndim == 1 and len(numbers):
             return numbers
-    except (TypeError, ValueError):
-        pass
     raise NNNormError(
         f"{where} has no embedding in the column {column}; expected a list of numbers such as "
         f"[0.1, 0.2], got {repr(cell)[:40]}"

@@ -55,7 +55,7 @@ def test_nnn_adds_small_alphas_and_centering_and_what_the_rule_chooses_for_this_
 def test_the_default_grid_leaves_out_k_beyond_the_bank(n_references, largest):
     settings = make_settings(["nnn", "csls"], bank_of(2), bank_of(n_references))
     for method, per_k in (("nnn", 14), ("csls", 1)):  # two items are too few for an automatic cell
-        ks = [s.params["reference_k"] for s in settings if s.name == method]
+        ks = [s.params["reference_k"] for s in settings if s.method.name == method]
         assert max(ks) == largest
         assert len(ks) == per_k * (1 + int(np.log2(largest)))
 

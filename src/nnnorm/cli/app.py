@@ -45,7 +45,7 @@ COMMANDS = {
     "search": ("core", "Run an exact search, corrected by a bias."),
     "explore": ("explore", "Explore hubs, results and settings in your browser."),
     "index": ("index", "Run the corrected search in your vector database."),
-    "bank": ("bank", "Save the unique past queries of a log in a file."),
+    "bank": ("core", "Save the unique past queries of a log in a file."),
     "extend": ("corrector", "Compute the bias of new items."),
     "drift": ("corrector", "Check whether past queries still match today's."),
     "calibrate": ("corrector", "Convert the confidence of searches to probabilities."),

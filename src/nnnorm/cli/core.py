@@ -1,4 +1,4 @@
-"""The commands `fit`, `search` and `info`."""
+"""The commands `fit`, `search`, `bank` and `info`."""
 
 import re
 from contextlib import suppress
@@ -117,6 +117,43 @@ def search(
     return answer_ranking(ranking, output, about, corrected=loaded is not None)
 
 
+@command(
+    "bank queries.parquet --time asked_at -o bank.safetensors",
+    output="Write the bank (.safetensors).",
+)
+def bank(
+    log: Path,
+    output: Path,
+    column: str = "embedding",
+    time: str | None = None,
+    count: str | None = None,
+    add: bool = False,
+    forget_before: str | None = None,
+    max_references: int | None = None,
+    normalize: bool | None = None,
+) -> Answer:
+    """Save the unique queries of a log as a bank, or add a log to a bank."""
+    fixed: dict[str, Any] = {"max_references": max_references, "normalize": normalize}
+    if add and any(value is not None for value in fixed.values()):
+        raise NNNormError(
+            "--add keeps the --max-references and --normalize of the bank; leave them out, or make "
+            "a new bank"
+        )
+    columns: dict[str, Any] = {"column": column, "times": time, "counts": count}
+    with show_progress("Reading the log") as columns["progress"]:
+        if add:
+            kept = Bank.load(output)
+            kept.add(log, **columns)
+        else:
+            kept = Bank.of(log, **columns, **fixed)
+    if forget_before is not None:
+        kept.forget(before=forget_before)
+    kept.save(output)
+    used = {"gallery": "GALLERY", "references": output, "-o": "bias.safetensors"}
+    used["normalize"] = kept.normalized or None
+    return _answer_bank(kept, output, [] if add else [write_command("fit", used)])
+
+
 @command("info bias.safetensors")
 def info(file: Path | None = None) -> Answer:
     """Show versions and the active BLAS, or what a file contains."""
@@ -196,7 +233,7 @@ def _describe_choice(used: str, z: float | None) -> str:
     return f"all; the recent ones match the others ({shown})"
 
 
-def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None) -> Answer:
+def _answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None) -> Answer:
     """Return the facts about a bank."""
     about = bank.to_dict()
     often = int(bank.counts.max())
@@ -209,8 +246,7 @@ def answer_bank(bank: Bank, path: Path, commands: list[list[str]] | None = None)
         "fingerprint": about["fingerprint"],
         "created": f"{about['created'][:16].replace('T', ' ')} UTC",
     }
-    unique = describe_unique(len(bank), bank.is_sample)
-    title = f"{path}: {unique} of {bank.n_kept:,} queries"
+    title = f"{path}: {describe_unique(len(bank), bank.is_sample)} of {bank.n_kept:,} queries"
     return Answer(about, [Facts(title, facts)], commands or [])
 
 
@@ -258,7 +294,7 @@ def _describe(file: Path) -> Answer:
         raise NNNormError(f"{file} is an index; run nnnorm index info URL, such as faiss:{file}")
     if file.suffix == ".safetensors":
         if (kind := kind_of_record(file)) == "bank":
-            return answer_bank(Bank.load(file), file)
+            return _answer_bank(Bank.load(file), file)
         if kind == "corrector":
             return _answer_corrector(file)
         bias = Bias.load(file)

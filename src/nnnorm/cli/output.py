@@ -147,13 +147,10 @@ def show_progress(label: str, interrupted: str = "") -> Iterator["Progress | Non
         if not sys.stderr.isatty():
             yield None
             return
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.progress import Progress as Bar
+        from nnnorm.files import progress_bar
 
-        with Bar(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(escape(clean(label)), total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+        with progress_bar(clean(label)) as bar:
+            yield bar
     except KeyboardInterrupt:
         raise KeyboardInterrupt(*filter(None, [interrupted])) from None
 

@@ -37,18 +37,13 @@ Verdict = Literal["correct", "try", "leave", "unknown"]
 Expectation = Literal["help", "little", "unclear", "unknown"]
 Recommended = Literal["automatic", "tuned", "mixed"] | None
 
-_WITHOUT_LABELS: dict[Any, Verdict] = {
-    "help": "correct",
-    "unclear": "try",
-    "little": "leave",
-    "unknown": "unknown",
-}
 _UNBROKEN = "\N{NO-BREAK SPACE}"  # between a name and its number
-_EXPECTATIONS = {
-    "help": "Likely to help if your queries cover the whole gallery",
-    "little": "Little effect expected",
-    "unclear": "Unclear whether it helps",
-    "unknown": "Too little data to see an effect",
+# The verdict without labels and the description of each expectation.
+_EXPECTATIONS: dict[Any, tuple[Verdict, str]] = {
+    "help": ("correct", "Likely to help if your queries cover the whole gallery"),
+    "little": ("leave", "Little effect expected"),
+    "unclear": ("try", "Unclear whether it helps"),
+    "unknown": ("unknown", "Too little data to see an effect"),
 }
 # Six changes, all for the better, are the fewest that pass a sign test.
 _FEWEST_CHANGED = 6
@@ -281,7 +276,7 @@ class Check(Record):
                     " If a few items dominate your traffic, the correction may push them down: "
                     "label some queries, or add clicks."
                 )
-            return f"{_EXPECTATIONS[self.expectation]}: {text}"
+            return f"{_EXPECTATIONS[self.expectation][1]}: {text}"
         gains = f"Gain in R@1, in points: {_show_gain(gain)} with automatic settings"
         if self.tuned is not None and self.tuned.gain is not None:
             none = "" if self.tuned.params else ", which is no correction"
@@ -450,9 +445,9 @@ def check(
         number = trial.choose("one-standard-error")
         crossed = trial.cross_fit("one-standard-error", seed=seed)
         best = trial.settings[number]
-        _, hits = run_search(trial.bias(number) if number else None, trial.evaluation(number))
+        _, hits = run_search(best.bias() if number else None, trial.evaluation(number))
         params = {**best.params, **({} if best.between == 1 else {"between": best.between})}
-        about["tuned"] = Measured(best.name, params, **measure(crossed, hits))
+        about["tuned"] = Measured(best.method.name, params, **measure(crossed, hits))
         about["better"] = crossed.gain_over(corrected, seed=seed)
         if _asks_for_others(bank, items, raw):
             rows = np.unique(right.items)
@@ -546,7 +541,7 @@ def _choose_verdict(found: Check, automatic: Measured) -> tuple[Verdict, Recomme
         best, recommended = tuned, "tuned"
     if mixed is not None and mixed.is_sure and _mean(mixed) > max(0.0, _mean(automatic)):
         best, recommended = mixed, "mixed"
-    verdict = _WITHOUT_LABELS[found.expectation]
+    verdict, _ = _EXPECTATIONS[found.expectation]
     if best.is_sure:
         verdict = "correct" if _mean(best) > 0 else "leave"
     elif best.gain is not None and verdict != "unknown":

@@ -6,9 +6,8 @@ they differ by at most 1.6 (`benchmarks/mixed.py`).
 """
 
 import numpy as np
-import numpy.typing as npt
 
-from nnnorm.embeddings import Embeddings
+from nnnorm.embeddings import BoolArray, Embeddings, FloatArray, IntArray
 from nnnorm.scoring import Products, draw_rows, top_means
 
 _N_ITEMS = 2048
@@ -21,7 +20,7 @@ _N_STEPS = 30
 
 def find_clusters(
     items: Embeddings, references: Embeddings, reference_k: int
-) -> tuple[npt.NDArray[np.int64], float]:
+) -> tuple[IntArray, float]:
     """Assign items to two clusters; also return the distance of their mean biases."""
     some = items.subset(draw_rows(len(items), _N_ITEMS))
     rows = some.rows(0, len(some))
@@ -41,7 +40,7 @@ def find_clusters(
     return np.concatenate(nearest).astype(np.int64), apart
 
 
-def _split(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+def _split(rows: FloatArray) -> BoolArray:
     """Run k-means with two clusters, initialized on both sides of the first principal axis."""
     centered = rows - rows.mean(axis=0)
     axis = np.asarray(np.random.default_rng(0).normal(size=rows.shape[1]), dtype=np.float32)

@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.embeddings import Source, open_embeddings
+from nnnorm.embeddings import DoubleArray, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.results import Interval, Record, interval_of_difference, interval_of_mean
 from nnnorm.files import Progress
 from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 # Fair shares: those of the gallery, equal shares, or your own.
 Target: TypeAlias = Literal["gallery", "equal"] | Mapping[str, float]
 
@@ -47,8 +45,8 @@ class Audit(Record):
     target: Mapping[str, float]
     difference: tuple[str, str] | None
     queries: tuple[str, ...]
-    before: Mapping[str, FloatArray]
-    after: Mapping[str, FloatArray]
+    before: Mapping[str, DoubleArray]
+    after: Mapping[str, DoubleArray]
     means: tuple[Line, ...]
     n_gallery: int
 
@@ -163,7 +161,7 @@ def audit(
 
     run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
 
-    def measure(some: Bias | None) -> dict[str, FloatArray]:
+    def measure(some: Bias | None) -> dict[str, DoubleArray]:
         ranking = search(asked, items, some, k=max(all_ks), **run)
         found = measure_groups(ranking, groups, ks, shares, difference)
         if labels is not None:
@@ -205,13 +203,13 @@ def measure_groups(
     ks: Sequence[int],
     target: Mapping[str, float],
     difference: tuple[str, str] | None = None,
-) -> dict[str, FloatArray]:
+) -> dict[str, DoubleArray]:
     """Compute the metrics of groups for each query of a ranking, shape ``(n_queries,)`` each."""
     values, codes = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
     kinds = values.tolist()
     counts = (codes[ranking.indices][:, :, None] == np.arange(len(kinds))).cumsum(axis=1)
     fair = np.array([target[kind] for kind in kinds])
-    found: dict[str, FloatArray] = {}
+    found: dict[str, DoubleArray] = {}
     for k in ks if difference else ():
         first, second = (kinds.index(group) for group in difference or ())
         bias = (counts[:, k - 1, first] - counts[:, k - 1, second]) / k

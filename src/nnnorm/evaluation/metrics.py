@@ -231,8 +231,7 @@ class Evaluation(Record):
 
     def gain_over(self, raw: "Evaluation", *, seed: int = 0) -> Interval:
         """Return the paired gain in R@1 over another search, as in all reports."""
-        clusters = raw.truth.clusters
-        return interval_of_difference(self.hits(1), raw.hits(1), clusters, seed=seed)
+        return interval_of_difference(self.hits(1), raw.hits(1), raw.truth.clusters, seed=seed)
 
     def fractions(self, k: int) -> FloatArray:
         """Return the share of each query's right items that are among the first k."""
@@ -355,8 +354,7 @@ def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluat
         )
     right = open_truth(truth, n_queries=n_queries, n_gallery=n_gallery)
     above = np.full(len(right.items), n_gallery, dtype=np.int64)
-    found = ranking.indices[right.queries] == right.items[:, None]
-    pairs, places = np.nonzero(found)
+    pairs, places = np.nonzero(ranking.indices[right.queries] == right.items[:, None])
     above[pairs] = places
     top1 = ranking.indices[:, 0].astype(np.int64)
     return Evaluation(right, above, np.ones_like(above), top1, n_gallery, depth)

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm import embeddings
+from nnnorm.arrays import Ids
 from nnnorm.bank import Bank
 from nnnorm.corrector import Corrector, open_corrector
 from nnnorm.dedup import as_units, drop_copies
-from nnnorm.embeddings import Embeddings, FloatArray, IntArray, Source, ValidRows
+from nnnorm.embeddings import DoubleArray, Embeddings, FloatArray, IntArray, Source, ValidRows
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.results import Record
 from nnnorm.files import Progress, write_whole
@@ -39,7 +39,6 @@ from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, count_threads, draw_rows, strips_in_order
 from nnnorm.tables import check_ids
 
-DoubleArray: TypeAlias = npt.NDArray[np.float64]
 Verdict = Literal["fine", "watch", "remove"]
 # A share ("0.2%", 0.002) or a number of alerts.
 Budget: TypeAlias = str | float | int
@@ -119,7 +118,7 @@ class Scan(Record):
     n_items: int
     n_references: int
     budget: int | None
-    ids: npt.NDArray[Any] | None = field(default=None, repr=False)
+    ids: Ids | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         n_bad, n_watched = self.count("remove"), self.count("watch")
@@ -346,7 +345,7 @@ class Expected:
         self._blends = _blend(bank, rng)
         self._sides = _Sides(items, bank, rng)
         self._references, self.n_references = bank[order], len(bank)
-        self._landmarks, self._units = items, as_units(items)
+        self._units = as_units(items)
         # A strip holds its scores and their order, 12 bytes each, on every thread.
         per_row = 12 * max(len(bank), len(items)) * count_threads()
         budget = run.get("memory_budget", DEFAULT_MEMORY_BUDGET)
@@ -493,7 +492,7 @@ def _usual(values: DoubleArray) -> tuple[float, float]:
     return float(median), float(spread)
 
 
-def _first_of_copies(rows: FloatArray) -> npt.NDArray[np.bool_]:
+def _first_of_copies(rows: FloatArray) -> IntArray:
     """Return which rows aren't copies of earlier ones; all rows if too few would be left."""
     units = as_units(rows)
     is_first = np.ones(len(rows), dtype=bool)
@@ -501,7 +500,7 @@ def _first_of_copies(rows: FloatArray) -> npt.NDArray[np.bool_]:
         block = units[start : start + _STRIP_ROWS]
         near = block @ units[: start + len(block)].T > _COPY
         is_first[start : start + len(block)] = ~np.tril(near, start - 1).any(axis=1)
-    return is_first if is_first.sum() >= _FEWEST else np.ones(len(rows), dtype=bool)
+    return np.flatnonzero(is_first) if is_first.sum() >= _FEWEST else np.arange(len(rows))
 
 
 def _find_topics(rows: FloatArray, rng: np.random.Generator) -> IntArray:

@@ -21,11 +21,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.dedup import References
-from nnnorm.embeddings import Embeddings, FloatArray
+from nnnorm.embeddings import DoubleArray, Embeddings, FloatArray
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.metrics import Truth
 from nnnorm.files import Progress
@@ -37,7 +36,7 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 # Returns the correction to subtract, shape (n_gallery,), float32. May be called several times.
 Correction: TypeAlias = Callable[[], FloatArray]
 # The mean of each correction, and each item's least and greatest centered correction.
-Bounds: TypeAlias = tuple[npt.NDArray[np.float64], FloatArray, FloatArray]
+Bounds: TypeAlias = tuple[DoubleArray, FloatArray, FloatArray]
 
 
 # --- the grid ------------------------------------------------------------------------------------
@@ -51,11 +50,6 @@ class Setting:
     params: Mapping[str, Any]
     statistics: Statistics
     between: float = 1.0  # weight of the differences between groups
-
-    @property
-    def name(self) -> str:
-        """The name of the method."""
-        return self.method.name
 
     def correction(self) -> FloatArray:
         """The correction to subtract, shape ``(n_gallery,)``, computed as in `search`."""

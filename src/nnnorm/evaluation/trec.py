@@ -220,8 +220,7 @@ def truth_of_qrels(
             f"{n_missing:,} right documents of the qrels aren't in the gallery; they are left out, "
             "but other tools count them as not found"
         )
-    truth = make_truth(queries.ravel(), items, len(rows), len(places), grades)
-    return rows, truth
+    return rows, make_truth(queries.ravel(), items, len(rows), len(places), grades)
 
 
 def _read_cells(path: PathLike, expected: str) -> Iterator[tuple[str, list[str]]]:

@@ -151,7 +151,7 @@ class Trial:
                 if all(pattern) or not rows.any():
                     continue
                 # The first parameters are those of the gates, in the same order.
-                key = (setting.name, *compress(vars(setting.method).items(), pattern))
+                key = (setting.method.name, *compress(vars(setting.method).items(), pattern))
                 if key not in shared:
                     shared[key] = self.evaluation(number).hits(1)
                 self.hits[number, rows] = shared[key][rows]
@@ -164,7 +164,7 @@ class Trial:
     ) -> int:
         """Return the number of the chosen setting, of one or all methods, on some queries."""
         named = enumerate(self.settings[: self.n_cells])
-        rows = [row for row, one in named if row == 0 or method in (None, one.name)]
+        rows = [row for row, one in named if row == 0 or method in (None, one.method.name)]
         hits = self.hits[rows][:, among]
         if select == "max":
             number = rows[int(hits.mean(axis=1, dtype=np.float64).argmax())]
@@ -180,7 +180,7 @@ class Trial:
             first = len(self.settings)
             self._variants[number] = [number, *range(first, first + len(others))]
             self.settings += others
-            self.hits = np.concatenate([self.hits, self._sweep(one.correction for one in others)])
+            self.hits = np.concatenate([self.hits, self.sweep(one.correction for one in others)])
         rows = self._variants[number]
         return rows[_first_near_best(self.hits[rows][:, among], self.clusters[among])]
 
@@ -188,27 +188,20 @@ class Trial:
         """Return the number of the cell that a setting is a variant of, or its own."""
         return next((cell for cell, rows in self._variants.items() if number in rows), number)
 
-    def _sweep(self, corrections: Iterable[Correction]) -> FloatArray:
+    def sweep(self, corrections: Iterable[Correction]) -> FloatArray:
+        """Return the hits@1 of the tuning queries with each of the corrections."""
         return sweep_hits(
             self.queries, self.gallery, self.raw.truth, list(corrections), **self.options
         )
-
-    def bias(self, number: int) -> Bias:
-        """Return the bias of a setting."""
-        return self.settings[number].bias()
 
     def evaluation(self, number: int) -> Evaluation:
         """Evaluate a setting on the tuning queries, as `evaluate` does; results are cached."""
         known = self._evaluations
         if number not in known:
             options: dict[str, Any] = {"truth": self.raw.truth, **self.options}
-            known[number] = evaluate(self.queries, self.gallery, self.bias(number), **options)
+            bias = self.settings[number].bias()
+            known[number] = evaluate(self.queries, self.gallery, bias, **options)
         return known[number]
-
-    def choose_weight(self, corrections: Iterable[FloatArray]) -> tuple[int, FloatArray]:
-        """Return the first correction within a paired standard error of the best, and all hits."""
-        hits = self._sweep(partial(np.asarray, correction) for correction in corrections)
-        return _first_near_best(hits, self.clusters), hits
 
     def cross_fit(
         self, select: Select, method: MethodName | None = None, *, seed: int = 0
@@ -307,14 +300,14 @@ def tune(
     crossed = trial.cross_fit(select, seed=seed) if clicks is None else None
     best, others = trial.hits[by_maximum], trial.hits[1 : trial.n_cells]
     n_near = sum(is_near(best, hits, trial.clusters) for hits in others)
-    bias, measured = trial.bias(chosen), trial.evaluation(chosen)
+    bias, measured = trial.settings[chosen].bias(), trial.evaluation(chosen)
     numbers, cells = list(range(trial.n_cells)), []
     numbers[trial.cell_of(chosen)] = chosen
     for number in numbers:
         setting = trial.settings[number]
         recalls = [trial.evaluation(number).recall(k) for k in (5, 10) if number in (0, chosen)]
         recall_at_1 = float(trial.hits[number].mean(dtype=np.float64))
-        cells.append(Cell(setting.name, setting.params, recall_at_1, *recalls))
+        cells.append(Cell(setting.method.name, setting.params, recall_at_1, *recalls))
     gain, popularity = measured.gain_over(trial.raw, seed=seed), None
     if clicks is not None:
         popularity, bias, after = _choose_popularity(trial, bias, clicks)
@@ -358,8 +351,8 @@ def check_choice(
 def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[Any]) -> int:
     """Apply the one-standard-error rule to each method, and return the best choice."""
     means, choices = hits.mean(axis=1, dtype=np.float64), []
-    for name in dict.fromkeys(setting.name for setting in settings[1:]):
-        rows = [row for row, setting in enumerate(settings) if row and setting.name == name]
+    for name in dict.fromkeys(setting.method.name for setting in settings[1:]):
+        rows = [row for row, setting in enumerate(settings) if row and setting.method.name == name]
         best = max(rows, key=lambda row: (means[row], -row))
         if means[best] <= means[0]:  # no correction wins ties
             choices.append(0)
@@ -419,7 +412,8 @@ def _choose_popularity(
     scale = float(np.mean(trial.gallery.norm_range) * np.mean(trial.queries.norm_range))
     weights = [float(f"{weight * scale:.3g}") for weight in _WEIGHTS]
     biases = [bias, *(bias + Popularity(clicks, weight=weight) for weight in weights[1:])]
-    chosen, hits = trial.choose_weight(one.correction for one in biases)
+    hits = trial.sweep(partial(np.asarray, one.correction) for one in biases)
+    chosen = _first_near_best(hits, trial.clusters)
     pairs = zip(weights, hits.mean(axis=1, dtype=np.float64).tolist(), strict=True)
     grid = tuple({"weight": weight, "recall_at_1": recall} for weight, recall in pairs)
     if chosen == len(weights) - 1:

@@ -34,7 +34,7 @@ from nnnorm import embeddings
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Gate
 from nnnorm.dedup import Duplicates, References, describe_size, drop_copies
-from nnnorm.embeddings import Embeddings, Source, StoredMatrix, open_embeddings
+from nnnorm.embeddings import BoolArray, Embeddings, Source, StoredMatrix, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
@@ -44,7 +44,6 @@ from nnnorm.softmax import scan, transport_biases
 from nnnorm.solvers import Solver, check_solver, compute_means
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 BankName = Literal["references", "gallery_references"]
 # As in scikit-learn: the values of each parameter, all combined; or a list of such grids.
 Grid: TypeAlias = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
@@ -219,10 +218,8 @@ class Statistics:
 
     def _scan(self, scores: Scores, requests: list[_Request]) -> None:
         """Compute means and log-mean-exps of one bank, in one pass or each mean with the solver."""
-        means: list[_Request] = []
-        logs: list[_Request] = []
-        for one in requests:
-            (means if one.kind == "mean" else logs).append(one)
+        means = [one for one in requests if one.kind == "mean"]
+        logs = [one for one in requests if one.kind != "mean"]
         if self.solver not in ("auto", "exact") or len(means) == len(requests) == 1:
             for one in means:
                 k = int(one.number)
@@ -252,8 +249,6 @@ class Statistics:
         gallery, second = self.gallery, self.gallery_bank
         if bank == "references":
             return self.scores
-        if second is None:
-            raise NNNormError("this method needs a gallery bank; pass gallery_references")
         if isinstance(second, Embeddings) and isinstance(gallery, Embeddings):
             return Products(gallery, second, memory_budget=self.options["memory_budget"])
         return self._ready(second, 0, "(n_gallery, n_gallery_references), with as many rows")

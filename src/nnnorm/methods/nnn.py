@@ -26,14 +26,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from nnnorm.embeddings import IntArray
 from nnnorm.errors import NNNormError, check_count, check_number
 from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Statistics, Variant
 from nnnorm.scoring import Products, Sample, draw_rows, one_blas_thread, processor_time, top_k
 
 Auto: TypeAlias = Literal["auto"]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _PAPER_ALPHAS = tuple(float(alpha) for alpha in np.arange(0.25, 1.501, 0.125))
 PAPER_GRID = {"reference_k": POWERS_OF_TWO, "alpha": _PAPER_ALPHAS}
@@ -283,7 +282,7 @@ def _spread(scores: FloatArray) -> float:
 
 
 def _split_half_reliability(
-    best: npt.NDArray[np.float32], indices: IntArray, n_references: int, reference_k: int
+    best: FloatArray, indices: IntArray, n_references: int, reference_k: int
 ) -> float:
     """Correlate m_{k/2} of random halves, and apply the Spearman–Brown formula ``2r/(1+r)``."""
     half_k = max(1, reference_k // 2)
