@@ -90,14 +90,12 @@ class Knob:
 class Session:
     """The explorer's data and results for one gallery and its queries."""
 
-    def __init__(
-        self, material: Material, *, seed: int = 0, progress: Progress | None = None
-    ) -> None:
-        self.material, self.seed = material, seed
+    def __init__(self, material: Material, *, progress: Progress | None = None) -> None:
+        self.material = material
         self.gallery = _in_memory(material.gallery)
         n_items = len(self.gallery)
         most, largest_k = next(limit for size, limit in _LIMITS.items() if n_items <= size)
-        self.chosen = draw_some(len(material.queries), most, seed)
+        self.chosen = draw_some(len(material.queries), most)
         self.queries = _in_memory(material.queries, self.chosen)
         self.truth = None if material.truth is None else material.truth.some_queries(self.chosen)
         self.clusters = None if self.truth is None else self.truth.clusters
@@ -174,9 +172,8 @@ class Session:
         """Make a method of the picker; NNN without parameters is the automatic one."""
         if name not in self.offered:
             raise NNNormError(f"method must be one of {', '.join(self.offered)}; got {name!r}")
-        given = {param: value for param, value in params.items() if value is not None}
         known = {knob.name: knob for knob in self.knobs(name)}
-        for param, value in given.items():
+        for param, value in params.items():
             if (knob := known.get(param)) is None:
                 takes = ", ".join(known) or "no parameters"
                 raise NNNormError(f"method {name} takes {takes}; got {param}")
@@ -187,11 +184,11 @@ class Session:
                 low, high, _ = knob.values
                 raise NNNormError(f"{param} must be from {low:g} to {high:g}; got {value:g}")
         if name == Served.name and self.material.served is not None:
-            return replace(self.material.served, **given)
-        if name == "nnn" and not given:
+            return replace(self.material.served, **params)
+        if name == "nnn" and not params:
             return NNN()
         defaults = {knob.name: knob.default for knob in known.values()}
-        return methods.make_method(name, **{**defaults, **given})
+        return methods.make_method(name, **{**defaults, **params})
 
     @lru_cache(64)
     def bias_for(self, setting: Setting) -> Bias:
@@ -296,11 +293,11 @@ class Session:
     def _project(self) -> tuple[IntArray, FloatArray]:
         """Items of the map and their places: all, or a random sample with the worst hubs."""
         counts = self.count_hits(None)
-        items = draw_some(len(self.gallery), _MOST_ON_MAP, self.seed)
+        items = draw_some(len(self.gallery), _MOST_ON_MAP)
         if len(items) < len(self.gallery):
             hubs = np.argsort(-counts, kind="stable")[:100]
             items = np.union1d(items, hubs[counts[hubs] > 0])
-        return items, project(self.gallery.subset(items), seed=self.seed)
+        return items, project(self.gallery.subset(items))
 
     def save_bias(self, setting: Setting) -> bytes:
         """Return the file of a bias, which fits the gallery as it was given."""
@@ -309,7 +306,7 @@ class Session:
             return path.read_bytes()
 
 
-def draw_some(n_rows: int, most: int, seed: int) -> IntArray:
+def draw_some(n_rows: int, most: int, seed: int = 0) -> IntArray:
     """Draw rows at random, all if there are few, in their order."""
     if n_rows <= most:
         return np.arange(n_rows)

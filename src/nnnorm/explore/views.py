@@ -329,9 +329,8 @@ class Views:
         found = session.hits(None)
         is_taken = (found == item).any(axis=1)
         wrong = np.flatnonzero(((found == item) & ~self._is_right(found)).any(axis=1))
-        shown = wrong[draw_some(len(wrong), _N_WRONG, session.seed)]
-        rows = session.queries.take(shown)
-        originals = find_originals(rows)
+        shown = wrong[draw_some(len(wrong), _N_WRONG)]
+        originals = find_originals(session.queries.take(shown))
         groups = [shown[originals == row] for row in np.unique(originals)]
         return np.flatnonzero(is_taken), wrong, sorted(groups, key=len, reverse=True)
 
@@ -343,7 +342,7 @@ class Views:
     def _draw(self, mask: BoolArray) -> IntArray:
         """Some of the items of a mask, drawn at random."""
         items = np.flatnonzero(mask)
-        return items[draw_some(len(items), _N_SHOWN, self.session.seed)]
+        return items[draw_some(len(items), _N_SHOWN)]
 
     def verdicts(self, items: Iterable[Any]) -> list[tuple[str, list[str]]]:
         """Return the results of `scan` for items, with reasons, if it has finished."""
@@ -426,11 +425,10 @@ class Views:
         if not session.map.done():
             return {"ready": False}
         items, _ = session.map.result()
-        bias = session.bias_for(method)
         return {
             "ready": True,
             "setting": self._setting(method),
-            "bias": bias.correction[items],
+            "bias": session.bias_for(method).correction[items],
             "before": session.count_hits(None)[items],
             "after": session.count_hits(method)[items],
             "is_kept": session.mask(where)[items],
