@@ -15,20 +15,19 @@ pairs only.
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from nnnorm import NNNormError, search
+from nnnorm.embeddings import FloatArray
 from nnnorm.encoders import Encoder, open_image
 from nnnorm.files import make_folder
 from reproduction import show_progress
 from reproduction.encode import fill_rows
 from reproduction.material import digest_items, find_missing, keep_about, open_rows
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 SHORTLIST = 256  # the number that BLIP's authors use for COCO
 UNMATCHED = -100.0
 
@@ -105,8 +104,7 @@ class Matcher:
         """Return the patches of one image."""
         with torch.inference_mode():
             pixels = self._encoder.stack([self._encoder.prepare_image(open_image(image))])
-            patches: torch.Tensor = self._model.vision_model(**pixels).last_hidden_state
-        return patches
+            return self._model.vision_model(**pixels).last_hidden_state
 
     def score(self, patches: torch.Tensor, texts: Sequence[str]) -> FloatArray:
         """Return the logit of "match" of each text with an image."""

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import FloatArray, IntArray
 from nnnorm.errors import NNNormError, require
 from nnnorm.scoring import one_blas_thread
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Scenes: TypeAlias = npt.NDArray[np.uint8]
 _Points: TypeAlias = list[tuple[float, float]]
 _FILE = Path(__file__).with_name("shapes.npz")
