@@ -58,26 +58,23 @@ def match_to_files(
     )
     asked = search(read, seen, k=min(shortlist, len(seen)))  # images of each caption
     known = search(seen, past, k=min(shortlist, len(past)))  # references of each image
-    listed = (captions, references)
-    matrices = [
-        open_rows(work / file.name, (len(images), len(texts)))
-        for file, texts in zip(files, listed, strict=True)
-    ]
-    left = np.union1d(*(find_missing(matrix, np.arange(len(images))) for matrix in matrices))
+    test = open_rows(work / files[0].name, (len(images), len(captions)))
+    bank = open_rows(work / files[1].name, (len(images), len(references)))
+    left = np.union1d(*(find_missing(matrix, np.arange(len(images))) for matrix in (test, bank)))
     for number, image in enumerate(left, 1):
         show_progress(f"Matching image {number:,} of {len(left):,}")
         patches = matcher.encode_image(images[image])
         own, places = np.nonzero(asked.indices == image)
         near = np.argsort(known.indices[image], kind="stable")
-        pairs = (
-            (own, asked.scores[own, places]),
-            (known.indices[image][near], known.scores[image][near]),
-        )
-        for matrix, texts, (chosen, similar) in zip(matrices, listed, pairs, strict=True):
+        for matrix, texts, chosen, similar in (
+            (test, captions, own, asked.scores[own, places]),
+            (bank, references, known.indices[image][near], known.scores[image][near]),
+        ):
             scores = np.full(len(texts), UNMATCHED, np.float32)
-            scores[chosen] = matcher.score(patches, [texts[text] for text in chosen]) + similar
+            logits = matcher.score(patches, [texts[text] for text in chosen.tolist()])
+            scores[chosen] = logits + similar
             matrix[image] = scores
-    for matrix, file in zip(matrices, files, strict=True):
+    for matrix, file in zip((test, bank), files, strict=True):
         matrix.flush()  # type: ignore[attr-defined]
         (work / file.name).replace(file)
     shutil.rmtree(work)

@@ -95,8 +95,7 @@ def check_sources(folder: EmbeddingFolder, needed: Needed, sources: Mapping[str,
                 problems.append(f"{len(absent):,} pictures are missing, such as {absent[0]}")
         elif side == "scores":
             folder.pairs(dataset)
-    shorts = load_paper().models
-    for short in dict.fromkeys(shorts[model] for model, _, _ in needed):
+    for short in dict.fromkeys(load_paper().models[model] for model, _, _ in needed):
         problems += _check_source(short, sources[short])
     if problems := list(dict.fromkeys(problems)):
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""

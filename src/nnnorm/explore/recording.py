@@ -123,9 +123,8 @@ class _Recording:
 
     def _ask(self, path: str, shown: dict[str, Any] | None = None, **params: Any) -> None:
         """Record a view; `shown` are the parameters of its method in the address."""
-        view = self.views.paths[path](**params)
         given = {name: value for name, value in params.items() if name != "method"}
-        self._keep(path, view, {**given, **(shown or {})})
+        self._keep(path, self.views.paths[path](**params), {**given, **(shown or {})})
 
     def _keep(self, path: str, view: View, params: dict[str, Any] | None = None) -> None:
         self.items.update(view.get("items", {}))

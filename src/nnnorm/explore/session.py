@@ -130,9 +130,7 @@ class Session:
 
     def _anchors(self) -> list[Bias]:
         """Corrections at the ends of the sliders, between which all others lie, and a usual one."""
-        few, many, usual = (
-            min(self.reference_ks, key=lambda one: abs(one - k)) for k in (4, 128, 32)
-        )
+        few, many, usual = map(self._nearest_k, (4, 128, 32))
         settings: list[Setting] = [
             NNN(k, MOST_ALPHA, center=center) for k in (few, many) for center in (False, True)
         ]
@@ -140,6 +138,9 @@ class Session:
         if self.material.served is not None:
             settings.append(self.material.served)
         return [self.bias_for(setting) for setting in settings]
+
+    def _nearest_k(self, k: int) -> int:
+        return min(self.reference_ks, key=lambda one: abs(one - k))
 
     @property
     def offered(self) -> tuple[str, ...]:
@@ -156,13 +157,11 @@ class Session:
         usual_k, weight = 10, 0.5
         if kind is NNN:
             usual_k, weight = self.automatic.params["reference_k"], round(self.automatic.weight, 2)
-        default_k = min(self.reference_ks, key=lambda k: abs(k - usual_k))
-        is_centered = bool(self.automatic.params.get("center"))
         weights = (0.0, MOST_ALPHA, ALPHA_STEP)
         known: dict[str, tuple[str, tuple[float, ...], float | bool]] = {
-            "reference_k": ("steps", self.reference_ks, default_k),
+            "reference_k": ("steps", self.reference_ks, self._nearest_k(usual_k)),
             "beta": ("steps", _BETAS, 20.0),
-            "center": ("switch", (), is_centered),
+            "center": ("switch", (), bool(self.automatic.params.get("center"))),
             "alpha": ("range", weights, weight),
             "weight": ("range", weights, weight),
         }

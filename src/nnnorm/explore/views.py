@@ -135,9 +135,8 @@ class Views:
         return {"items": found}
 
     def _automatic(self) -> dict[str, Any]:
-        params = self.session.automatic.params
         names = ("reference_k", "alpha", "center", "reliability")
-        return {name: params.get(name) for name in names}
+        return {name: self.session.automatic.params.get(name) for name in names}
 
     def _setting(self, method: Setting) -> dict[str, Any]:
         """What the controls show, and the commands that make the same bias."""
@@ -177,10 +176,8 @@ class Views:
         mask = self.session.mask(where)
         right = [one for one in all_right if mask[one]]
         n_items = int(mask.sum())
-        raw, corrected = (
-            np.where(mask, self.session.score(row.tobytes(), some), np.float32(-np.inf))
-            for some in (None, method)
-        )
+        raw = np.where(mask, self.session.score(row.tobytes(), None), np.float32(-np.inf))
+        corrected = np.where(mask, self.session.score(row.tobytes(), method), np.float32(-np.inf))
         before, before_scores = _best(raw, min(k, n_items))
         after, after_scores = _best(corrected, min(max(k, N_COMPARED), n_items))
         confidence = float(measure_confidence(after_scores[None])[0])

@@ -101,14 +101,13 @@ class CorrectedIndex:
 
     def info(self) -> CollectionInfo:
         """Describe the served version: corrector, number of items, whether rollback is possible."""
-        config = self.config
         with self.backend.translating():
             older, newer = self._neighbors(self._state)
         shared = ("dim", "version", "corrector", "method", "weight", "alpha", "mode")
         return CollectionInfo(
             name=self.backend.name,
             n_items=len(self),
-            **{name: getattr(config, name) for name in shared},
+            **{name: getattr(self.config, name) for name in shared},
             can_roll_back=older is not None,
             is_rolled_back=older is None and newer is not None,
         )

@@ -30,8 +30,6 @@ from nnnorm.index.backend import (
     chunks,
 )
 
-_LISTED = 500  # ids in one statement
-
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(Options):
@@ -116,7 +114,7 @@ class SqlBackend(ClientBackend):
     def _among(self, statement: str, ids: Ids) -> list[tuple[Any, ...]]:
         """Run a statement that ends with a condition on ids, some ids at a time."""
         found = []
-        for some in chunks(ids.tolist(), _LISTED):
+        for some in chunks(ids.tolist(), BATCH):
             found += self.run(f"{statement} IN ({', '.join('?' * len(some))})", *some)
         return found
 
