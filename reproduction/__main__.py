@@ -104,8 +104,7 @@ def run(given: argparse.Namespace) -> None:
     kept = None if folder is None else Results(folder.root / "results")
     options: Any = {"seed": given.seed, "device": given.device, "debug": given.debug}
     if folder is not None:
-        runner = Runner(folder.open, results=kept, **options)
-        report.measure({"ours": runner}, tables, folder)
+        report.measure({"ours": Runner(folder.open, results=kept, **options)}, tables, folder)
     if others:
         runners = {name: Runner(lambda *_, m=m: m, **options) for name, m in others.items()}
         report.measure(runners, tables, None)

@@ -36,8 +36,7 @@ class Beit3(CheckpointEncoder):
         n_words, width = self._state["beit3.text_embed.weight"].shape
         self._n_layers = self._count_layers(r"beit3\.encoder\.layers\.(\d+)\.", width)
         self._pieces = sentencepiece.SentencePieceProcessor(model_file=str(vocabulary))
-        n_ids = self._pieces.get_piece_size() + _SHIFT
-        self._check_words(n_ids, n_words, has_spare_rows=True)
+        self._check_words(self._pieces.get_piece_size() + _SHIFT, n_words, has_spare_rows=True)
         images, texts = (len(self._state[f"{_PLACES}.{b}.weight"]) - _SKIPPED for b in "AB")
         self.context = min(_MAX_TOKENS, texts)
         patch = self._state["beit3.vision_embed.proj.weight"].shape[3]

@@ -15,20 +15,19 @@ pairs only.
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from nnnorm import NNNormError, search
+from nnnorm.embeddings import FloatArray
 from nnnorm.encoders import Encoder, open_image
 from nnnorm.files import make_folder
 from reproduction import show_progress
 from reproduction.encode import fill_rows
 from reproduction.material import digest_items, find_missing, keep_about, open_rows
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 SHORTLIST = 256  # the number that BLIP's authors use for COCO
 UNMATCHED = -100.0
 
@@ -59,26 +58,23 @@ def match_to_files(
     )
     asked = search(read, seen, k=min(shortlist, len(seen)))  # images of each caption
     known = search(seen, past, k=min(shortlist, len(past)))  # references of each image
-    listed = (captions, references)
-    matrices = [
-        open_rows(work / file.name, (len(images), len(texts)))
-        for file, texts in zip(files, listed, strict=True)
-    ]
-    left = np.union1d(*(find_missing(matrix, np.arange(len(images))) for matrix in matrices))
+    test = open_rows(work / files[0].name, (len(images), len(captions)))
+    bank = open_rows(work / files[1].name, (len(images), len(references)))
+    left = np.union1d(*(find_missing(matrix, np.arange(len(images))) for matrix in (test, bank)))
     for number, image in enumerate(left, 1):
         show_progress(f"Matching image {number:,} of {len(left):,}")
         patches = matcher.encode_image(images[image])
         own, places = np.nonzero(asked.indices == image)
         near = np.argsort(known.indices[image], kind="stable")
-        pairs = (
-            (own, asked.scores[own, places]),
-            (known.indices[image][near], known.scores[image][near]),
-        )
-        for matrix, texts, (chosen, similar) in zip(matrices, listed, pairs, strict=True):
+        for matrix, texts, chosen, similar in (
+            (test, captions, own, asked.scores[own, places]),
+            (bank, references, known.indices[image][near], known.scores[image][near]),
+        ):
             scores = np.full(len(texts), UNMATCHED, np.float32)
-            scores[chosen] = matcher.score(patches, [texts[text] for text in chosen]) + similar
+            logits = matcher.score(patches, [texts[text] for text in chosen.tolist()])
+            scores[chosen] = logits + similar
             matrix[image] = scores
-    for matrix, file in zip(matrices, files, strict=True):
+    for matrix, file in zip((test, bank), files, strict=True):
         matrix.flush()  # type: ignore[attr-defined]
         (work / file.name).replace(file)
     shutil.rmtree(work)
@@ -105,8 +101,7 @@ class Matcher:
         """Return the patches of one image."""
         with torch.inference_mode():
             pixels = self._encoder.stack([self._encoder.prepare_image(open_image(image))])
-            patches: torch.Tensor = self._model.vision_model(**pixels).last_hidden_state
-        return patches
+            return self._model.vision_model(**pixels).last_hidden_state
 
     def score(self, patches: torch.Tensor, texts: Sequence[str]) -> FloatArray:
         """Return the logit of "match" of each text with an image."""

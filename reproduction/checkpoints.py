@@ -5,7 +5,6 @@ and one text, to detect tensors that are missing, unused or of another shape.
 """
 
 import argparse
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from nnnorm import NNNormError
-from nnnorm.encoders import Encoder
+from nnnorm.encoders import Encoder, hash_files
 
 State: TypeAlias = dict[str, Tensor]
 _HEAD = 64  # the width of an attention head in all these models
@@ -65,12 +64,12 @@ class CheckpointEncoder(Encoder):
             "encoder": self.kind,
             "model": self.name,
             "dtype": "float32",
-            "weights_sha256": _hash_file(path),
+            "weights_sha256": hash_files(path),
             "preprocessing": {
                 "images": f"bicubic to {self._size} x {self._size}, mean {self.mean}, "
                 f"std {self.std}",
                 "texts": texts,
-                "vocabulary_sha256": _hash_file(vocabulary),
+                "vocabulary_sha256": hash_files(vocabulary),
             },
         }
 
@@ -155,8 +154,3 @@ def read_checkpoint(path: Path) -> State:
     if not isinstance(found, Mapping) or not all(torch.is_tensor(t) for t in found.values()):
         raise NNNormError(f"checkpoint {path} has no state dict; expected names with tensors")
     return dict(found)
-
-
-def _hash_file(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm import NNNormError
+from nnnorm.embeddings import FloatArray, IntArray
 from nnnorm.encoders import Encoder, load_encoder
 from nnnorm.files import make_folder
 from reproduction import show_progress
 from reproduction.material import EmbeddingFolder, digest_items, find_missing, keep_about, open_rows
 from reproduction.paper import SIDES, PaperTable, load_paper
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Needed: TypeAlias = dict[tuple[str, str, str], IntArray]  # model, data set and side to its rows
 _ROWS = 512  # saved at a time
 _CHECKPOINTS = (".pth", ".pt", ".safetensors")
@@ -96,8 +95,7 @@ def check_sources(folder: EmbeddingFolder, needed: Needed, sources: Mapping[str,
                 problems.append(f"{len(absent):,} pictures are missing, such as {absent[0]}")
         elif side == "scores":
             folder.pairs(dataset)
-    shorts = load_paper().models
-    for short in dict.fromkeys(shorts[model] for model, _, _ in needed):
+    for short in dict.fromkeys(load_paper().models[model] for model, _, _ in needed):
         problems += _check_source(short, sources[short])
     if problems := list(dict.fromkeys(problems)):
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
@@ -173,7 +171,7 @@ def encode_needed(
 
 def fill_rows(
     encoder: Encoder, side: str, items: Sequence[str], rows: IntArray, folder: Path
-) -> npt.NDArray[np.float32]:
+) -> FloatArray:
     """Encode some rows into a file with a row per item; rows that are there are kept."""
     make_folder(folder)
     about = {"n_rows": len(items), "items_sha256": digest_items(side, items)}

@@ -64,8 +64,8 @@ def draw_histogram(runner: Runner, there: Experiment, folder: EmbeddingFolder | 
 
 def draw_rescued(runner: Runner, experiment: Experiment) -> Any:
     """Draw queries whose top-1 is a hub without NNN and right with it."""
-    plain = replace(experiment, method="none")
-    before, after = (runner.search(there, _PLACES) for there in (plain, experiment))
+    before = runner.search(replace(experiment, method="none"), _PLACES)
+    after = runner.search(experiment, _PLACES)
     shown, right = runner.show(experiment)
     counts = count_occurrences(before.indices[:, :1], len(shown.items))
     hubs = frozenset(map(int, find_hubs(counts)))
@@ -91,10 +91,8 @@ def draw_rescued(runner: Runner, experiment: Experiment) -> Any:
 
 def draw_groups(runner: Runner, experiment: Experiment) -> Any:
     """Draw the queries with the most uneven first ten, each item framed by its group."""
-    plain = replace(experiment, method="none")
-    (about, before), (_, after) = (
-        runner.search_groups(there, _PLACES) for there in (plain, experiment)
-    )
+    about, before = runner.search_groups(replace(experiment, method="none"), _PLACES)
+    _, after = runner.search_groups(experiment, _PLACES)
     one, other = about.difference
     colors = {one: plots.ORANGE, other: plots.BLUE}
     groups = np.array(about.groups)[before.indices]

@@ -300,8 +300,7 @@ class EmbeddingFolder:
         return load_pairs(path)
 
     def _part(self, dataset: str, part: str, share: float = SHARE) -> Part:
-        found: Part = getattr(split_pairs(self.pairs(dataset), share=share, seed=self._seed), part)
-        return found
+        return getattr(split_pairs(self.pairs(dataset), share=share, seed=self._seed), part)
 
 
 class Encoded(Material):

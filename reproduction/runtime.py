@@ -11,16 +11,15 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm import NNN, Bias, NNNormError
+from nnnorm.embeddings import FloatArray
 from nnnorm.errors import require
 
 T = TypeVar("T")
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 DEVICES = ("cpu", "cuda", "mps")
 
 

@@ -104,7 +104,8 @@ def test_an_index_is_seen_as_it_serves(files, served):
     with nnnorm.open_index(served.options["index"]) as index:
         for weight in (None, 0.25):
             answers = index.search(files / "queries.npy", k=12, weight=weight).ids
-            method = session.open_method("index", {"weight": weight})
+            params = {} if weight is None else {"weight": weight}
+            method = session.open_method("index", params)
             found = views.search(method, query=3)
             assert found["after"].tolist() == answers[3].tolist()
             assert session.first(method).tolist() == answers[:, 0].tolist()

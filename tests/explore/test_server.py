@@ -306,7 +306,7 @@ def test_a_picture_is_made_once_and_then_kept(client, session):
     first = client.get("/api/picture?item=3")
     assert first.content.startswith(b"\x89PNG")
     assert "max-age" in first.headers["cache-control"]
-    assert session.thumbnails.get(3).data is session.thumbnails.get(3).data
+    assert session.thumbnails.get(3) is session.thumbnails.get(3)
 
 
 class RepairedPictures:
@@ -325,9 +325,9 @@ class RepairedPictures:
 def test_a_damaged_picture_is_a_placeholder_until_it_is_put_right(caplog):
     thumbnails = Thumbnails(RepairedPictures())
     with caplog.at_level(logging.WARNING, logger="nnnorm.explore"):
-        assert not thumbnails.get(3).is_whole
+        assert thumbnails.get(3) is None
     assert "no picture of item 3: not a TIFF file" in caplog.text
-    assert thumbnails.get(3).is_whole
+    assert thumbnails.get(3) is not None
 
 
 # --- out again -----------------------------------------------------------------------------------

@@ -10,16 +10,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import IntArray
 from nnnorm.errors import NNNormError
 from nnnorm.files import PathLike, check_writable, write_whole
 from nnnorm.tables import read_json
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
 _FORMAT = "nnnorm.pairs/1"
 _LONGEST_NAME = 50  # characters of up to four bytes; file systems allow 255
 

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import FloatArray, IntArray
 from nnnorm.errors import NNNormError, require
 from nnnorm.scoring import one_blas_thread
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Scenes: TypeAlias = npt.NDArray[np.uint8]
 _Points: TypeAlias = list[tuple[float, float]]
 _FILE = Path(__file__).with_name("shapes.npz")
@@ -275,22 +274,20 @@ def draw_scene(scene: npt.ArrayLike, resolution: int = 96) -> Scenes:
 
 
 @lru_cache(maxsize=1024)
-def _draw_masks(shape: str, size: str, pixels: tuple[int, int]) -> tuple[Any, Any, Any]:
+def _draw_masks(shape: str, size: str, pixels: tuple[int, int]) -> tuple[Any, ...]:
     """Return the shares of shadow, rim and body in each pixel of a cell."""
-    image, draw, chops, filters = (
-        require(f"PIL.{name}", "images")
-        for name in ("Image", "ImageDraw", "ImageChops", "ImageFilter")
-    )
+    from PIL import Image, ImageChops, ImageDraw, ImageFilter
+
     side = _FINER * max(pixels)
     unit, rim = side * _RADIUS[size], max(1, round(side * _RIM))
-    body = image.new("L", (side, side))
+    body = Image.new("L", (side, side))
     for sign, points in SHAPES[shape]:
         placed = [(side / 2 + unit * x, side / 2 - unit * y) for x, y in points]
-        draw.Draw(body).polygon(placed, fill=255 if sign > 0 else 0)
-    around = body.filter(filters.MaxFilter(2 * rim + 1))
-    shadow = chops.offset(around, round(0.4 * rim), round(0.9 * rim))
+        ImageDraw.Draw(body).polygon(placed, fill=255 if sign > 0 else 0)
+    around = body.filter(ImageFilter.MaxFilter(2 * rim + 1))
+    shadow = ImageChops.offset(around, round(0.4 * rim), round(0.9 * rim))
     shadow = shadow.point(lambda share: round(_SHADOW * share))
-    return tuple(mask.resize(pixels, image.Resampling.BOX) for mask in (shadow, around, body))
+    return tuple(mask.resize(pixels, Image.Resampling.BOX) for mask in (shadow, around, body))
 
 
 def _circle(radius: float, x: float = 0.0, y: float = 0.0) -> _Points:

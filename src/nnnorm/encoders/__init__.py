@@ -8,6 +8,6 @@ openclip     OpenCLIP
 output       embeddings on disk: one memory-mapped file, resumable
 """
 
-from nnnorm.encoders.encoder import Dtype, Encoder, Library, Modality, load_encoder
+from nnnorm.encoders.encoder import Dtype, Encoder, Library, Modality, hash_files, load_encoder
 from nnnorm.encoders.inputs import check_inputs, list_inputs, open_image
 from nnnorm.encoders.output import Encoded, encode_to_folder, read_about

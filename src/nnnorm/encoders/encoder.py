@@ -301,8 +301,8 @@ def count_tokens(tokenizer: Any, texts: list[str]) -> list[int]:
     return [len(ids) for ids in found]
 
 
-def hash_weights(model: str) -> str | None:
-    """Return the SHA-256 of the weights in a folder or file; None for a name on Hugging Face."""
+def hash_files(model: str | Path) -> str | None:
+    """Return the SHA-256 of a file, or of the weights in a folder; None if there is neither."""
     path = Path(model)
     if not path.exists():
         return None
@@ -310,8 +310,7 @@ def hash_weights(model: str) -> str | None:
     inside = sorted(file for file in path.rglob("*") if file.suffix in (".safetensors", ".bin"))
     for found in [path] if path.is_file() else inside:
         with open(found, "rb") as file:
-            while block := file.read(2**22):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 

@@ -20,13 +20,12 @@ from nnnorm.encoders.encoder import (
     Encoder,
     check_vocabulary,
     count_tokens,
-    hash_weights,
+    hash_files,
     to_numpy,
 )
 from nnnorm.errors import NNNormError, require
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
-Tensor: TypeAlias = Any
 
 
 _ARCHITECTURES = {
@@ -93,7 +92,7 @@ class HuggingFace(Encoder):
         self.about = {
             "architecture": architecture,
             "revision": None if Path(model).is_dir() else getattr(config, "_commit_hash", None),
-            "weights_sha256": hash_weights(model),
+            "weights_sha256": hash_files(model),
             "preprocessing": {"texts": texts, self.modalities[0]: preprocessing},
             "normalization": f"unit norm, by {'the model' if is_audio else 'nnnorm'}",
         }
@@ -130,7 +129,7 @@ class HuggingFace(Encoder):
         """Run the audio tower on prepared sounds."""
         return self._project("audio", self.stack(sounds))
 
-    def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
+    def tokenize(self, texts: Sequence[str]) -> dict[str, Any]:
         """Return token ids (and mask) on the device."""
         cut = {"padding": self._padding, "truncation": True, "max_length": self.context}
         found = self._tokenizer(self._written(texts), **cut, return_tensors="pt")
@@ -138,7 +137,7 @@ class HuggingFace(Encoder):
         names = ("input_ids",) if self._is_siglip else ("input_ids", "attention_mask")
         return {name: found[name].to(self._device) for name in names}
 
-    def stack(self, prepared: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, Tensor]:
+    def stack(self, prepared: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, Any]:
         """Join prepared items to a batch on the device, with floats in the type of the weights."""
         torch = require("torch", "encoders")
         stacked = {}
@@ -148,7 +147,7 @@ class HuggingFace(Encoder):
             stacked[name] = tensor.to(self._device, kind)
         return stacked
 
-    def _project(self, side: str, inputs: dict[str, Tensor]) -> npt.NDArray[Any]:
+    def _project(self, side: str, inputs: dict[str, Any]) -> npt.NDArray[Any]:
         with require("torch", "encoders").inference_mode():
             if self._type == "blip":
                 tower, head = (getattr(self.model, name) for name in _BLIP_TOWERS[side])

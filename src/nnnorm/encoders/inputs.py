@@ -206,8 +206,7 @@ def open_image(source: Any) -> Any:
 
 def decode_image(source: Any) -> Any:
     """Do the work of `open_image`, in threads: the caller silences Pillow's warnings."""
-    pillow = require("PIL.Image", "encoders")
-    if isinstance(source, pillow.Image):
+    if isinstance(source, require("PIL.Image", "encoders").Image):
         return _to_rgb(source, "an image")
     if not isinstance(source, (str, os.PathLike)):
         raise NNNormError(f"an image must be a path or a Pillow image; got {type(source).__name__}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import Dtype, Encoder, hash_weights, to_numpy
+from nnnorm.encoders.encoder import Dtype, Encoder, hash_files, to_numpy
 from nnnorm.errors import NNNormError, require
 
 
@@ -34,7 +34,7 @@ class OpenClip(Encoder):
         self.name = model
         self.context = int(self._tokenizer.context_length)
         self.dim = self.embed_texts(["a"]).shape[1]
-        sha256 = None if weights is None else hash_weights(weights)
+        sha256 = None if weights is None else hash_files(weights)
         self.about = {
             "revision": weights if sha256 is None else None,
             "weights_sha256": sha256,
@@ -50,8 +50,7 @@ class OpenClip(Encoder):
 
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
         """Tokenize and run the text tower."""
-        torch = require("torch", "open-clip")
-        with torch.inference_mode():
+        with require("torch", "open-clip").inference_mode():
             return to_numpy(self._model.encode_text(self._tokenizer(texts).to(self._device)))
 
     def prepare_image(self, image: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import Dtype, Encoder, check_vocabulary, count_tokens, hash_weights
+from nnnorm.encoders.encoder import Dtype, Encoder, check_vocabulary, count_tokens, hash_files
 from nnnorm.errors import NNNormError, require
 from nnnorm.tables import read_json
 
@@ -46,7 +46,7 @@ class SentenceEncoder(Encoder):
         inner = getattr(getattr(self._model[0], "auto_model", None), "config", None)
         self.about = {
             "revision": None if is_folder else getattr(inner, "_commit_hash", None),
-            "weights_sha256": hash_weights(model),
+            "weights_sha256": hash_files(model),
             "preprocessing": {
                 "modules": [type(module).__name__ for module in self._model],
                 "max_length": self.context,

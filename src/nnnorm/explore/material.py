@@ -103,8 +103,7 @@ class Material:
         """Return the right items of a query; empty if no truth is known."""
         if self.truth is None:
             return []
-        first, last = self.truth.starts[query : query + 2]
-        return [int(item) for item in self.truth.items[first:last]]
+        return list(self.truth.some_queries(np.array([query])).items.tolist())
 
     def filters(self) -> dict[str, list[str]]:
         """Return the columns of the metadata to filter by, with their values in order."""
@@ -226,8 +225,7 @@ def _read_index(
         raise NNNormError(f"{name} holds no items; add some, or give --gallery")
     read = Items.join(batches)
     items = open_embeddings(read.vectors, name="gallery", normalize=normalize)
-    stored = np.asarray(read.bias)
-    served = Served(name, config.method, config.reference_k, stored, config.weight)
+    served = Served(name, config.method, config.reference_k, np.asarray(read.bias), config.weight)
     return items, read.ids, _columns(read.metadata), served, config.unit
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from nnnorm.datasets import load_shapes
 from nnnorm.encoders import open_image
@@ -21,7 +21,7 @@ _LOG = logging.getLogger("nnnorm.explore")
 SIZE = 224
 # Thumbnails to keep, of some ten kilobytes each.
 _MOST_KEPT = 4096
-_PLACEHOLDER = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 96 96" role="img">
+PLACEHOLDER = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 96 96" role="img">
 <title>This picture can't be shown</title>
 <rect width="96" height="96" fill="#8a8f98" opacity=".25"/>
 <path d="M30 62 42 46l9 11 7-8 10 13zM38 38a4 4 0 1 1-8 0 4 4 0 0 1 8 0" fill="#8a8f98"/>
@@ -65,26 +65,16 @@ class FolderPictures:
         return out.getvalue()
 
 
-class Thumbnail(NamedTuple):
-    """A small picture, ready to be sent; `is_whole` is False for the placeholder."""
-
-    data: bytes
-    media_type: str
-    is_whole: bool
-
-
 class Thumbnails:
-    """Thumbnails of a gallery; a broken picture becomes a placeholder until it is repaired."""
+    """Thumbnails of a gallery; a broken picture is opened again until it is repaired."""
 
     def __init__(self, draw: Draw) -> None:
         self._draw = lru_cache(_MOST_KEPT)(draw)  # errors are not kept
 
-    def get(self, item: int) -> Thumbnail:
-        """Return the thumbnail of an item."""
+    def get(self, item: int) -> bytes | None:
+        """Return the thumbnail of an item, or None if its picture is broken."""
         try:
-            data = self._draw(item)
+            return self._draw(item)
         except Exception as error:  # Pillow raises many kinds for damaged files
             _LOG.warning("no picture of item %d: %s", item, error or type(error).__name__)
-            return Thumbnail(_PLACEHOLDER, "image/svg+xml", False)
-        is_png = data.startswith(b"\x89PNG")
-        return Thumbnail(data, "image/png" if is_png else "image/jpeg", True)
+            return None

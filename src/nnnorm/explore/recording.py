@@ -97,12 +97,10 @@ class _Recording:
         """Ask for everything that the exported page shows."""
         about = self.views.about()
         about.update(has_encode=False, filters={}, examples=[])
-        known = (Served.name, "nnn")
-        methods = [method for method in about["methods"] if method["name"] in known]
+        methods = [method for method in about["methods"] if method["name"] in (Served.name, "nnn")]
         about["methods"] = [{**one, "knobs": self._knobs(one)} for one in methods]
         self._keep("about", about)
-        material = self.session.material
-        rows = draw_some(len(material.queries), _N_QUERIES, self.session.seed)
+        rows = draw_some(len(self.session.material.queries), _N_QUERIES)
         queries = self.views.list_queries(np.union1d(rows, [about["example"]]))
         self._keep("queries", {"n_found": len(queries), "queries": queries})
         for path in ("scan", "grid", "map", "bank"):
@@ -125,9 +123,8 @@ class _Recording:
 
     def _ask(self, path: str, shown: dict[str, Any] | None = None, **params: Any) -> None:
         """Record a view; `shown` are the parameters of its method in the address."""
-        view = self.views.paths[path](**params)
         given = {name: value for name, value in params.items() if name != "method"}
-        self._keep(path, view, {**given, **(shown or {})})
+        self._keep(path, self.views.paths[path](**params), {**given, **(shown or {})})
 
     def _keep(self, path: str, view: View, params: dict[str, Any] | None = None) -> None:
         self.items.update(view.get("items", {}))
@@ -171,8 +168,7 @@ def _write_pictures(session: Session, folder: Path, items: dict[str, Any]) -> li
         wanted.update(on_map.tolist())
     shown = []
     for item in sorted(wanted):
-        found = session.thumbnails.get(item)
-        if found.is_whole:
-            (folder / f"{item}.png").write_bytes(found.data)
+        if (data := session.thumbnails.get(item)) is not None:
+            (folder / f"{item}.png").write_bytes(data)
             shown.append(item)
     return shown

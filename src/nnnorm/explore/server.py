@@ -17,6 +17,7 @@ from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from nnnorm.errors import NNNormError, require
+from nnnorm.explore.pictures import PLACEHOLDER
 from nnnorm.explore.recording import STATIC
 from nnnorm.explore.session import CONTROLS, Session, Setting
 from nnnorm.explore.views import Views, Which, to_json
@@ -100,10 +101,13 @@ def make_app(session: Session, host: str = "127.0.0.1") -> Any:
         if session.thumbnails is None:
             raise NNNormError("the items have no pictures; pass --images")
         views.items([item])  # raises if there is no such item
-        found = session.thumbnails.get(item)
-        # A picture does not change while the explorer runs; a broken one may be repaired.
-        cache = {"cache-control": "private, max-age=3600" if found.is_whole else "no-store"}
-        return responses.Response(found.data, media_type=found.media_type, headers=cache)
+        data = session.thumbnails.get(item)
+        if data is None:  # the picture may be repaired
+            uncached = {"cache-control": "no-store"}
+            return responses.Response(PLACEHOLDER, media_type="image/svg+xml", headers=uncached)
+        kind = "image/png" if data.startswith(b"\x89PNG") else "image/jpeg"
+        cache = {"cache-control": "private, max-age=3600"}  # it doesn't change while this runs
+        return responses.Response(data, media_type=kind, headers=cache)
 
     def bias(method: Setting) -> Any:
         """Send the bias of a setting, for `nnnorm search --bias`."""

@@ -90,14 +90,12 @@ class Knob:
 class Session:
     """The explorer's data and results for one gallery and its queries."""
 
-    def __init__(
-        self, material: Material, *, seed: int = 0, progress: Progress | None = None
-    ) -> None:
-        self.material, self.seed = material, seed
+    def __init__(self, material: Material, *, progress: Progress | None = None) -> None:
+        self.material = material
         self.gallery = _in_memory(material.gallery)
         n_items = len(self.gallery)
         most, largest_k = next(limit for size, limit in _LIMITS.items() if n_items <= size)
-        self.chosen = draw_some(len(material.queries), most, seed)
+        self.chosen = draw_some(len(material.queries), most)
         self.queries = _in_memory(material.queries, self.chosen)
         self.truth = None if material.truth is None else material.truth.some_queries(self.chosen)
         self.clusters = None if self.truth is None else self.truth.clusters
@@ -132,9 +130,7 @@ class Session:
 
     def _anchors(self) -> list[Bias]:
         """Corrections at the ends of the sliders, between which all others lie, and a usual one."""
-        few, many, usual = (
-            min(self.reference_ks, key=lambda one: abs(one - k)) for k in (4, 128, 32)
-        )
+        few, many, usual = map(self._nearest_k, (4, 128, 32))
         settings: list[Setting] = [
             NNN(k, MOST_ALPHA, center=center) for k in (few, many) for center in (False, True)
         ]
@@ -142,6 +138,9 @@ class Session:
         if self.material.served is not None:
             settings.append(self.material.served)
         return [self.bias_for(setting) for setting in settings]
+
+    def _nearest_k(self, k: int) -> int:
+        return min(self.reference_ks, key=lambda one: abs(one - k))
 
     @property
     def offered(self) -> tuple[str, ...]:
@@ -158,13 +157,11 @@ class Session:
         usual_k, weight = 10, 0.5
         if kind is NNN:
             usual_k, weight = self.automatic.params["reference_k"], round(self.automatic.weight, 2)
-        default_k = min(self.reference_ks, key=lambda k: abs(k - usual_k))
-        is_centered = bool(self.automatic.params.get("center"))
         weights = (0.0, MOST_ALPHA, ALPHA_STEP)
         known: dict[str, tuple[str, tuple[float, ...], float | bool]] = {
-            "reference_k": ("steps", self.reference_ks, default_k),
+            "reference_k": ("steps", self.reference_ks, self._nearest_k(usual_k)),
             "beta": ("steps", _BETAS, 20.0),
-            "center": ("switch", (), is_centered),
+            "center": ("switch", (), bool(self.automatic.params.get("center"))),
             "alpha": ("range", weights, weight),
             "weight": ("range", weights, weight),
         }
@@ -174,9 +171,8 @@ class Session:
         """Make a method of the picker; NNN without parameters is the automatic one."""
         if name not in self.offered:
             raise NNNormError(f"method must be one of {', '.join(self.offered)}; got {name!r}")
-        given = {param: value for param, value in params.items() if value is not None}
         known = {knob.name: knob for knob in self.knobs(name)}
-        for param, value in given.items():
+        for param, value in params.items():
             if (knob := known.get(param)) is None:
                 takes = ", ".join(known) or "no parameters"
                 raise NNNormError(f"method {name} takes {takes}; got {param}")
@@ -187,11 +183,11 @@ class Session:
                 low, high, _ = knob.values
                 raise NNNormError(f"{param} must be from {low:g} to {high:g}; got {value:g}")
         if name == Served.name and self.material.served is not None:
-            return replace(self.material.served, **given)
-        if name == "nnn" and not given:
+            return replace(self.material.served, **params)
+        if name == "nnn" and not params:
             return NNN()
         defaults = {knob.name: knob.default for knob in known.values()}
-        return methods.make_method(name, **{**defaults, **given})
+        return methods.make_method(name, **{**defaults, **params})
 
     @lru_cache(64)
     def bias_for(self, setting: Setting) -> Bias:
@@ -296,11 +292,11 @@ class Session:
     def _project(self) -> tuple[IntArray, FloatArray]:
         """Items of the map and their places: all, or a random sample with the worst hubs."""
         counts = self.count_hits(None)
-        items = draw_some(len(self.gallery), _MOST_ON_MAP, self.seed)
+        items = draw_some(len(self.gallery), _MOST_ON_MAP)
         if len(items) < len(self.gallery):
             hubs = np.argsort(-counts, kind="stable")[:100]
             items = np.union1d(items, hubs[counts[hubs] > 0])
-        return items, project(self.gallery.subset(items), seed=self.seed)
+        return items, project(self.gallery.subset(items))
 
     def save_bias(self, setting: Setting) -> bytes:
         """Return the file of a bias, which fits the gallery as it was given."""
@@ -309,7 +305,7 @@ class Session:
             return path.read_bytes()
 
 
-def draw_some(n_rows: int, most: int, seed: int) -> IntArray:
+def draw_some(n_rows: int, most: int, seed: int = 0) -> IntArray:
     """Draw rows at random, all if there are few, in their order."""
     if n_rows <= most:
         return np.arange(n_rows)

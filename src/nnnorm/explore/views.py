@@ -135,9 +135,8 @@ class Views:
         return {"items": found}
 
     def _automatic(self) -> dict[str, Any]:
-        params = self.session.automatic.params
         names = ("reference_k", "alpha", "center", "reliability")
-        return {name: params.get(name) for name in names}
+        return {name: self.session.automatic.params.get(name) for name in names}
 
     def _setting(self, method: Setting) -> dict[str, Any]:
         """What the controls show, and the commands that make the same bias."""
@@ -177,10 +176,8 @@ class Views:
         mask = self.session.mask(where)
         right = [one for one in all_right if mask[one]]
         n_items = int(mask.sum())
-        raw, corrected = (
-            np.where(mask, self.session.score(row.tobytes(), some), np.float32(-np.inf))
-            for some in (None, method)
-        )
+        raw = np.where(mask, self.session.score(row.tobytes(), None), np.float32(-np.inf))
+        corrected = np.where(mask, self.session.score(row.tobytes(), method), np.float32(-np.inf))
         before, before_scores = _best(raw, min(k, n_items))
         after, after_scores = _best(corrected, min(max(k, N_COMPARED), n_items))
         confidence = float(measure_confidence(after_scores[None])[0])
@@ -329,9 +326,8 @@ class Views:
         found = session.hits(None)
         is_taken = (found == item).any(axis=1)
         wrong = np.flatnonzero(((found == item) & ~self._is_right(found)).any(axis=1))
-        shown = wrong[draw_some(len(wrong), _N_WRONG, session.seed)]
-        rows = session.queries.take(shown)
-        originals = find_originals(rows)
+        shown = wrong[draw_some(len(wrong), _N_WRONG)]
+        originals = find_originals(session.queries.take(shown))
         groups = [shown[originals == row] for row in np.unique(originals)]
         return np.flatnonzero(is_taken), wrong, sorted(groups, key=len, reverse=True)
 
@@ -343,7 +339,7 @@ class Views:
     def _draw(self, mask: BoolArray) -> IntArray:
         """Some of the items of a mask, drawn at random."""
         items = np.flatnonzero(mask)
-        return items[draw_some(len(items), _N_SHOWN, self.session.seed)]
+        return items[draw_some(len(items), _N_SHOWN)]
 
     def verdicts(self, items: Iterable[Any]) -> list[tuple[str, list[str]]]:
         """Return the results of `scan` for items, with reasons, if it has finished."""
@@ -426,11 +422,10 @@ class Views:
         if not session.map.done():
             return {"ready": False}
         items, _ = session.map.result()
-        bias = session.bias_for(method)
         return {
             "ready": True,
             "setting": self._setting(method),
-            "bias": bias.correction[items],
+            "bias": session.bias_for(method).correction[items],
             "before": session.count_hits(None)[items],
             "after": session.count_hits(method)[items],
             "is_kept": session.mask(where)[items],

@@ -371,8 +371,7 @@ class Backend(ABC):
                 check_regular(path)
                 if path.is_symlink() and not path.exists():
                     raise NNNormError(f"{path} is a link to a missing file; remove the link")
-                file = stack.enter_context(open(path, "ab"))
-                _lock(file)
+                _lock(stack.enter_context(open(path, "ab")))
             yield
 
 

@@ -101,14 +101,13 @@ class CorrectedIndex:
 
     def info(self) -> CollectionInfo:
         """Describe the served version: corrector, number of items, whether rollback is possible."""
-        config = self.config
         with self.backend.translating():
             older, newer = self._neighbors(self._state)
         shared = ("dim", "version", "corrector", "method", "weight", "alpha", "mode")
         return CollectionInfo(
             name=self.backend.name,
             n_items=len(self),
-            **{name: getattr(config, name) for name in shared},
+            **{name: getattr(self.config, name) for name in shared},
             can_roll_back=older is not None,
             is_rolled_back=older is None and newer is not None,
         )
@@ -272,8 +271,7 @@ class CorrectedIndex:
             raise NNNormError("new items need ids; pass ids= (--ids), one per row")
         given = check_item_ids(named, len(items), items.name)
         entries = check_metadata(metadata, len(items))
-        labels = read_groups(groups, given, entries)
-        values = corrector.values_for(items, labels)
+        values = corrector.values_for(items, read_groups(groups, given, entries))
         with self._writing(given, opened) as (version, config):
             if not overwrite and (there := self.backend.present(version, given)).any():
                 raise self.backend.error(
@@ -362,8 +360,7 @@ class CorrectedIndex:
                 for stored in backend.scan(state.version):
                     items = state.config.restore_items(stored)
                     rows = new.open(items.vectors, "items")
-                    labels = read_groups(groups, items.ids, items.metadata)
-                    values = new.values_for(rows, labels)
+                    values = new.values_for(rows, read_groups(groups, items.ids, items.metadata))
                     if popularity is not None:
                         counts = [clicks.get(own, 0.0) for own in items.ids.tolist()]
                         bias = Bias(values, new.weight, config.method)
@@ -591,8 +588,7 @@ def copy_index(
         served = there.served()
         if served is None and there.is_absent():
             raise NNNormError(f"there is no {there.name} to copy; check the path")
-        batches = there.scan(None) if served is None else CorrectedIndex(there).scan()
-        read = list(batches)
+        read = list(there.scan(None) if served is None else CorrectedIndex(there).scan())
     if not read:
         raise there.error("has no items to copy")
     if there is not backend and isinstance(source, str):

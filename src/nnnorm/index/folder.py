@@ -144,8 +144,7 @@ class FolderBackend(Backend):
 
     def create(self, version: str, layout: Layout) -> None:
         ids = np.empty(0, dtype=str if layout.string_ids else np.int64)
-        alive = np.empty(0, dtype=bool)
-        self._loaded[version] = Loaded(self._create(layout), ids, alive, [])
+        self._loaded[version] = Loaded(self._create(layout), ids, np.empty(0, dtype=bool), [])
 
     def finish(self, version: str, config: dict[str, Any]) -> None:
         loaded = self._loaded[version]
@@ -180,8 +179,7 @@ class FolderBackend(Backend):
         digest, _, text = path.read_bytes().partition(b"\n")
         if hashlib.blake2b(text).hexdigest().encode() != digest:
             raise self._damaged(path.parent.name)
-        stored: dict[str, Any] = json.loads(text)
-        return stored
+        return json.loads(text)
 
     def swap(self, version: str) -> None:
         if self.folder is None:
@@ -262,8 +260,7 @@ class FolderBackend(Backend):
             yield Items(ids, vectors, None, [{} for _ in ids])
             return
         loaded = self._open(version)
-        labels = np.flatnonzero(loaded.alive)
-        for part in chunks(labels, BATCH):
+        for part in chunks(np.flatnonzero(loaded.alive), BATCH):
             metadata = [dict(loaded.metadata[label]) for label in part]
             yield Items(loaded.ids[part], self._vectors(loaded.index, part), None, metadata)
 

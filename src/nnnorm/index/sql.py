@@ -30,8 +30,6 @@ from nnnorm.index.backend import (
     chunks,
 )
 
-_LISTED = 500  # ids in one statement
-
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(Options):
@@ -51,7 +49,6 @@ class SqlBackend(ClientBackend):
     begin: ClassVar[str] = "BEGIN"  # starts a transaction
     types: ClassVar[tuple[str, str, str, str]]  # whole numbers, floats, booleans and text
     has_views: ClassVar[bool] = True
-    _has_list = False  # whether the table of versions is known to exist
     _is_inside = False  # whether a transaction is open
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
@@ -117,7 +114,7 @@ class SqlBackend(ClientBackend):
     def _among(self, statement: str, ids: Ids) -> list[tuple[Any, ...]]:
         """Run a statement that ends with a condition on ids, some ids at a time."""
         found = []
-        for some in chunks(ids.tolist(), _LISTED):
+        for some in chunks(ids.tolist(), BATCH):
             found += self.run(f"{statement} IN ({', '.join('?' * len(some))})", *some)
         return found
 
@@ -128,9 +125,7 @@ class SqlBackend(ClientBackend):
 
     def _listed(self, column: str, condition: str = "", *values: str) -> list[Any]:
         """Read a column of the list of versions; empty before the first index is built."""
-        if not self._has_list:
-            self._has_list = not self.is_absent() and self._has_table("nnnorm_indexes")
-        if not self._has_list:
+        if self.is_absent() or not self._has_table("nnnorm_indexes"):
             return []
         statement = f"SELECT {column} FROM nnnorm_indexes WHERE name = ? {condition}"
         return [row[0] for row in self.run(statement, self.options.table, *values)]
@@ -248,13 +243,10 @@ class SqlBackend(ClientBackend):
             return
         last: list[Any] = []
         columns = self._columns(version)
-        listed = ", ".join(map(quote_name, ["bias", *columns, "metadata"]))
-        listed = (
-            f"SELECT id, {self._read_vector('embedding')}, {listed} FROM {self._joined(version)}"
-        )
-        while rows := self.run(
-            f"{listed} {'WHERE id > ?' if last else ''} ORDER BY id LIMIT {BATCH}", *last
-        ):
+        names = [self._read_vector("embedding"), *map(quote_name, ["bias", *columns, "metadata"])]
+        asked = f"SELECT id, {', '.join(names)} FROM {self._joined(version)}"
+        page = f"ORDER BY id LIMIT {BATCH}"
+        while rows := self.run(f"{asked} {'WHERE id > ?' if last else ''} {page}", *last):
             ids, vectors, bias, *known = zip(*rows, strict=True)
             entries = [join_columns(columns, values) for values in zip(*known, strict=True)]
             values = None if bias[0] is None else np.array(bias, dtype=np.float32)
@@ -280,11 +272,9 @@ class SqlBackend(ClientBackend):
         rows = self.run(f"SELECT {quote_name(own)}, {listed} FROM {table}")
         rows = [row for row in rows if row[1] is not None]
         for some in chunks(rows, BATCH):
-            ids, vectors, *known = zip(*some, strict=True)
-            entries = [
-                dict(zip(others, values, strict=True)) for values in zip(*known, strict=True)
-            ]
-            yield Items.read(ids, self._decode(vectors), entries or [{}] * len(ids))
+            ids, vectors = [row[0] for row in some], [row[1] for row in some]
+            entries = [dict(zip(others, row[2:], strict=True)) for row in some]
+            yield Items.read(ids, self._decode(vectors), entries)
 
 
 def quote_name(name: str) -> str:

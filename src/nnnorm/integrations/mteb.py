@@ -17,7 +17,6 @@ from nnnorm.ranking import search
 
 # A corrector, or a function that fits one to the documents of a corpus.
 Given: TypeAlias = Correction | Callable[[FloatArray], Corrector]
-Found: TypeAlias = tuple[list[list[float]], list[list[int]]]
 
 
 class CorrectedIndex:
@@ -54,7 +53,7 @@ class CorrectedIndex:
         similarity_fn: object,
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         query_idx_to_id: Mapping[int, str] | None = None,
-    ) -> Found:
+    ) -> tuple[list[list[float]], list[list[int]]]:
         """Find the best documents of every query, among all or among those in `top_ranked`."""
         if self._corrector is None:
             raise NNNormError("there are no documents yet; call add_documents first")

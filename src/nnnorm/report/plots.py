@@ -201,9 +201,8 @@ def plot_grid(tuning: Tuning) -> "Figure":
         handles.append(patches.Patch(label=label, **look))
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    columns, rows = (
-        range(0, len(some), -(-len(some) // most)) for some, most in ((ks, 12), (alphas, 16))
-    )
+    columns = range(0, len(ks), -(-len(ks) // 12))
+    rows = range(0, len(alphas), -(-len(alphas) // 16))
     axes.set_xticks([n + 0.5 for n in columns], [f"{ks[n]:,}" for n in columns])
     axes.set_yticks([n + 0.5 for n in rows], [f"{alphas[n]:.4g}" for n in rows])
     title = f"R@1 on {tuning.n_queries:,} tuning queries; no correction: {baseline:.2f} %"

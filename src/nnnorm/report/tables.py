@@ -404,8 +404,7 @@ def _bank_size(result: evaluation.Comparison | evaluation.Tuning) -> str:
 
 
 def _recalls(result: evaluation.Result | evaluation.Cell) -> tuple[str, ...]:
-    recalls = result.recall_at_1, result.recall_at_5, result.recall_at_10
-    return tuple(map(_percent, recalls))
+    return tuple(map(_percent, (result.recall_at_1, result.recall_at_5, result.recall_at_10)))
 
 
 def _percent(share: float | None) -> str:

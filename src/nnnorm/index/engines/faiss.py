@@ -94,8 +94,7 @@ class FaissBackend(FolderBackend):
         lists = faiss.try_extract_index_ivf(index)
         if lists is not None and lists.direct_map.no():
             lists.make_direct_map()
-        found: FloatArray = index.reconstruct_batch(labels)
-        return found
+        return index.reconstruct_batch(labels)
 
     def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
         faiss, index = require("faiss", "faiss"), loaded.index

@@ -79,8 +79,7 @@ class MilvusBackend(ServerBackend):
         return str(self.client.describe_alias(self.collection)["collection_name"])
 
     def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
-        stored = {"nnnorm": json.dumps(config)}
-        self.client.alter_collection_properties(name, properties=stored)
+        self.client.alter_collection_properties(name, properties={"nnnorm": json.dumps(config)})
 
     def _read_config(self, name: str) -> Any:
         about = self.client.describe_collection(name).get("properties") or {}
@@ -162,8 +161,7 @@ class MilvusBackend(ServerBackend):
         after = ""
         while rows := self._query(version, after, limit=BATCH, iterator="True"):
             entries = [_to_metadata(row, key, *vectors) for row in rows]
-            stored = [row[wanted] for row in rows]
-            yield Items.read([row[key] for row in rows], stored, entries)
+            yield Items.read([row[key] for row in rows], [row[wanted] for row in rows], entries)
             after = f"{key} > {_quoted(rows[-1][key])}"
 
 

@@ -63,15 +63,13 @@ class QdrantBackend(ServerBackend):
 
     def _served_name(self) -> str | None:
         aliases = self.client.get_aliases().aliases
-        named = {one.alias_name: one.collection_name for one in aliases}
-        return named.get(self.collection)
+        return {one.alias_name: one.collection_name for one in aliases}.get(self.collection)
 
     def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
         self.client.update_collection(name, metadata={"nnnorm": config})
 
     def _read_config(self, name: str) -> Any:
-        about = self.client.get_collection(name).config.metadata
-        return (about or {}).get("nnnorm")
+        return (self.client.get_collection(name).config.metadata or {}).get("nnnorm")
 
     def _delete(self, name: str) -> None:
         self.client.delete_collection(name)
@@ -185,5 +183,4 @@ def _point_id(own: int | str) -> int | str:
 
 
 def _own_id(point: Any) -> int | str:
-    own: int | str = (point.payload or {}).get(_ID, point.id)
-    return own
+    return (point.payload or {}).get(_ID, point.id)
