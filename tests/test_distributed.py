@@ -182,6 +182,8 @@ def test_files_of_a_store_are_read_and_written_by_fsspec(corrector, tmp_path, mo
 
 
 @pytest.mark.slow
+# As an error, this warning would stop Popen from waiting for processes of older versions of Ray.
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 def test_files_on_ray_are_those_of_one_process_whatever_is_lost(corrector, tmp_path, monkeypatch):
     ray = pytest.importorskip("ray", reason="needs ray: pip install 'nnnorm[ray]'")
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
