@@ -188,8 +188,8 @@ def tables(results: Record) -> str:
         parts.append(f"{title}: {some}" if task == "image" else collapsed(title, some))
     parts.append("## Fewer past queries, and mismatched ones")
     parts.append(
-        "The percentages are shares of the training split (flickr8k) or of the COCO captions. Here, "
-        "duplicates among the past queries are dropped; above, they aren't."
+        "The percentages are shares of the training split (flickr8k) or of the COCO captions. "
+        "Here, duplicates among the past queries are dropped; above, they aren't."
     )
     for task, words in (("image", "Image retrieval"), ("text", "Text retrieval")):
         some = [ablation for ablation in results["ablations"] if ablation["task"] == task]

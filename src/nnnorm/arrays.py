@@ -224,11 +224,16 @@ def check_columns(name: object, needed: Sequence[str], header: list[str]) -> Non
     """Raise an error unless a table has each of the needed columns exactly once."""
     for column in needed:
         if column not in header:
+            listed = ", ".join(header) or "none"
+            hint = "; rename yours, or for a log, pass column= (--column)"
             raise NNNormError(
-                f"{name} must have the column {column}; it has: {', '.join(header) or 'none'}"
+                f"{name} must have the column {column}; it has: {listed}"
+                f"{hint if column == 'embedding' else ''}"
             )
         if header.count(column) > 1:
-            raise NNNormError(f"{name} has the column {column} twice; rename one of them")
+            raise NNNormError(
+                f"{name} has the column {column} twice; rename one of them, or add a header"
+            )
 
 
 @contextlib.contextmanager

@@ -53,8 +53,8 @@ class Popularity:
     clicks : array, shape (n_gallery,)
         The number of times each item was clicked, bought or otherwise right; 0 for a new item.
     weight : float
-        The amount that one unit of log(1 + clicks) adds to a score. The default suits cosines. If
-        you have labels, `tune` chooses the weight.
+        The amount that one unit of log(1 + clicks) adds to a score. The default is a guess for
+        cosines. If you have labels, `tune` chooses the weight.
 
     Attributes
     ----------

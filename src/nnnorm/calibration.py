@@ -219,7 +219,7 @@ def _check_labels(is_right: npt.ArrayLike, n_queries: int) -> npt.NDArray[np.boo
         expected = f"is_right (--labels) must have one label per query, shape ({n_queries},)"
         raise NNNormError(f"{expected}; got {given.shape}: leave out queries without a label")
     if wrong := [label for label in given.tolist() if label not in (0, 1)]:
-        raise NNNormError(f"labels must be 1 or 0, or True or False; got {wrong[0]!r}")
+        raise NNNormError(f"labels must be 1 or 0, or True or False; got {wrong[0]!r:.60}")
     labels = given.astype(bool)
     n_right = int(labels.sum())
     if n_queries < _FEWEST or not _FEWEST_OF_A_KIND <= n_right <= n_queries - _FEWEST_OF_A_KIND:

@@ -398,17 +398,23 @@ def _correct(raw: FloatArray, bias: Bias, weight: float) -> FloatArray:
 
 def warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None:
     """Warn if the norms of queries and references differ so much that the bias is off-scale."""
-    if bias is None or bias.reference_norms is None or weight == 0 or not bias.values.any():
-        return
+    if bias is not None and weight != 0 and (problem := describe_scales(bias, queries)):
+        warn(problem)
+
+
+def describe_scales(bias: Bias, queries: Embeddings) -> str:
+    """Return what is wrong with the norms of queries and references; empty if nothing is."""
+    if bias.reference_norms is None or not bias.values.any():
+        return ""
     (low, high), (least, most) = sorted([bias.reference_norms, queries.norm_range])
-    if high < least and least + most > _SCALES_APART * (low + high):
-        describe = embeddings.describe_norms
-        warn(
-            f"rows of {queries.name} have {describe(queries.norm_range)}, but the past queries of "
-            f"the bias {describe(bias.reference_norms)}, so correction and scores have different "
-            "scales; scale both the same way, or pass normalize=True (--normalize) to both fit "
-            "and search"
-        )
+    if high >= least or least + most <= _SCALES_APART * (low + high):
+        return ""
+    own, past = map(embeddings.describe_norms, (queries.norm_range, bias.reference_norms))
+    return (
+        f"rows of {queries.name} have {own}, but the past queries have {past}, so correction and "
+        "scores have different scales; scale both the same way, or pass normalize=True "
+        "(--normalize) whenever you use either"
+    )
 
 
 def _open(

@@ -118,6 +118,19 @@ def test_clicks_are_added_by_a_refresh(data):
     bias = corrector.bias_for(data["gallery"]) + nnnorm.Popularity(np.arange(N_ITEMS), 0.01)
     found = read("search", "faiss:photos", *QUERIES)["ids"]
     assert found == nnnorm.search(data["queries"], data["gallery"], bias).indices.tolist()
+    refresh = ["index", "refresh", "faiss:photos", *options[:2]]
+    assert "to keep them, pass --clicks" in run(*refresh).stderr
+    Path("few.txt").write_text("0\n1\n")
+    problem = f"per item of clicks; expected {N_ITEMS}, got 2"
+    assert_fails(run(*refresh, *options[2:], "--ids", "few.txt"), problem)
+    other = (rows[:, :5] for rows in (data["gallery"], data["queries"]))
+    nnnorm.Corrector.fit(*other, normalize=True).save("other.safetensors")
+    problem = (
+        "the corrector and the items of faiss photos must have the same dimension; got 5 and 13"
+    )
+    assert_fails(
+        run("index", "refresh", "faiss:photos", "--corrector", "other.safetensors"), problem
+    )
 
 
 def test_collections_of_an_application_are_copied(data):

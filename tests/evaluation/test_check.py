@@ -192,6 +192,9 @@ def test_past_queries_for_other_items_than_the_labels_are_said_to_inflate_the_ga
     is_past = truth < 150
     known = {"queries": hubs.queries[~is_past], "truth": truth[~is_past]}
     found = check(hubs.gallery, hubs.queries[is_past], **known)
+    for measure in (tune, compare):
+        with pytest.warns(NNNormWarning, match="ask for different items, so gains may be inflated"):
+            measure(hubs.gallery, hubs.queries[is_past], **known, methods=["nnn"])
     own = NNN().fit(hubs.gallery[150:], hubs.queries[is_past])
     within = {"queries": known["queries"], "truth": known["truth"] - 150}
     assert found.within == gain_of(hubs.gallery[150:], own, **within)
@@ -202,6 +205,25 @@ def test_past_queries_for_other_items_than_the_labels_are_said_to_inflate_the_ga
     is_past = rng.random(len(truth)) < 0.5
     known = {"queries": hubs.queries[~is_past][:400], "truth": truth[~is_past][:400]}
     assert check(hubs.gallery, hubs.queries[is_past], **known).within is None
+
+
+@pytest.mark.parametrize("name", ["references", "queries"])
+@pytest.mark.filterwarnings("ignore:rows of gallery .* have norm")
+def test_rows_of_another_scale_give_no_verdict(hubs, unlabelled, name):
+    given = {"references": hubs.references, "queries": hubs.queries}
+    given[name] = 7 * given[name]
+    with pytest.raises(NNNormError, match=r"norms of 7.* different scales; scale both"):
+        check(hubs.gallery, **given)
+    assert check(hubs.gallery, **given, normalize=True).verdict == unlabelled.verdict
+
+
+def test_past_queries_that_are_the_queries_prove_nothing(hubs):
+    found = check(hubs.gallery, hubs.queries, **hubs.known)
+    assert found.automatic.is_sure
+    assert found.verdict == "try"
+    assert found.reasons[0] == "they contain 100 % of your queries, so any gain is inflated"
+    assert "in an A/B test; its gain may be inflated." in " ".join(str(found).split())
+    assert check(hubs.gallery, hubs.queries, queries=hubs.queries).expectation == "unclear"
 
 
 def test_a_few_queries_or_past_queries_give_no_verdict(hubs):

@@ -110,6 +110,7 @@ def test_the_test_queries_have_no_say_in_the_choice(task, validation, bank):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("select", ["one-standard-error", "max"])
+@pytest.mark.filterwarnings("ignore:past queries and queries ask for different items")
 def test_without_validation_each_fold_has_the_setting_that_the_others_choose(task, bank, select):
     folds = split_folds(task.truth, seed=4)
     raw = evaluate(task.queries, task.gallery, truth=task.truth).hits(1)

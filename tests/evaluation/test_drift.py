@@ -41,6 +41,13 @@ def test_queries_of_the_bank_s_own_source_are_fine(shapes, corrector, n_queries)
     assert (drift.n_queries, drift.n_items) == (n_queries, 1000)
 
 
+def test_queries_of_another_scale_give_no_verdict(shapes):
+    past = shapes.references[::5] * np.linspace(6, 8, len(shapes.references[::5]))[:, None]
+    corrector = Corrector.fit(shapes.gallery, past, normalize=False)
+    with pytest.raises(NNNormError, match="but the past queries have norms of 6 to 8"):
+        measure_drift(corrector, shapes.queries[:300])
+
+
 @pytest.mark.slow
 def test_queries_of_another_source_ask_for_a_refit_now(corrector, other):
     drift = measure_drift(corrector, other[:300])

@@ -125,7 +125,7 @@ def _clean_usage_errors() -> Iterator[None]:
     except _NOT_OURS as error:
         if hasattr(error, "message"):
             said = re.sub("Value error, |, unable to .*", "", error.message)
-            error.message = clean(said.replace("Input should", "it should"), keep="\n")
+            error.message = clean(said.replace("Input should", "it should"))
         raise
 
 

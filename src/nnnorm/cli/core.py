@@ -17,7 +17,7 @@ from nnnorm.corrector import Corrector
 from nnnorm.dedup import describe_unique
 from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import NNNormError, plural, warn
-from nnnorm.files import kind_of_record
+from nnnorm.files import check_file, kind_of_record
 from nnnorm.input_checks import describe_reliability
 from nnnorm.methods import MethodName, describe_setting, label_method, list_params, make_method
 from nnnorm.ranking import Ranking
@@ -293,6 +293,7 @@ def _describe(file: Path) -> Answer:
     if (file / "CURRENT").exists():
         raise NNNormError(f"{file} is an index; run nnnorm index info URL, such as faiss:{file}")
     if file.suffix == ".safetensors":
+        check_file(file)
         if (kind := kind_of_record(file)) == "bank":
             return _answer_bank(Bank.load(file), file)
         if kind == "corrector":

@@ -20,17 +20,23 @@ from nnnorm import input_checks, methods
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, drop_copies
-from nnnorm.embeddings import EQUAL_NORMS, Embeddings, Source, open_embeddings
-from nnnorm.errors import plural, quiet, warn
+from nnnorm.embeddings import EQUAL_NORMS, Source, open_embeddings
+from nnnorm.errors import NNNormError, plural, quiet, warn
 from nnnorm.evaluation.clusters import FAR_APART, find_clusters
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
-from nnnorm.evaluation.metrics import Evaluation, evaluate, open_truth, warn_of_overlap
+from nnnorm.evaluation.metrics import (
+    Evaluation,
+    asks_for_others,
+    evaluate,
+    open_truth,
+    warn_of_overlap,
+)
 from nnnorm.evaluation.results import Interval, Record
 from nnnorm.evaluation.tuning import Trial
 from nnnorm.files import Progress
 from nnnorm.methods import NNN, MethodName
 from nnnorm.methods.base import describe_mismatch, is_mismatched
-from nnnorm.ranking import search
+from nnnorm.ranking import describe_scales, search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 Verdict = Literal["correct", "try", "leave", "unknown"]
@@ -57,6 +63,8 @@ _FEW = 64
 _MOST_OF_A_HUB = 1 / 3
 # Maximum number of past queries to search, and standard errors of a difference beyond noise.
 _MOST_PAST, _FAR = 4096, 3.0
+# If the past queries contain more than this share of the queries, gains are inflated.
+_MOST_OVERLAP = 0.1
 # If the queries ask for more than this share of the items, past queries do too.
 _NEARLY_ALL = 0.9
 # The gain in R@1 that a useful interval can distinguish from 0.
@@ -209,7 +217,8 @@ class Check(Record):
         how += "" if self.recommended == "mixed" else ","
         if self.recall_at_1 is None:
             return f"Try {how} and label some queries to see whether it helps."
-        why = "its gain may be inflated" if self.is_inflated else "no gain is shown yet"
+        is_sure = chosen.is_sure and _mean(chosen) > 0
+        why = "its gain may be inflated" if self.is_inflated or is_sure else "no gain is shown yet"
         return f"Try {how} in an A/B test; {why}."
 
     def _describe_groups(self, mixed: Mixed) -> str:
@@ -404,11 +413,13 @@ def check(
         lines = ("bank = nnnorm.Bank.of(queries)", "nnnorm.Corrector.fit(gallery, bank)")
         return Check(verdict="unknown", next=lines, **about)
     bank = methods.open_references(references, normalize=normalize)
-    warn_of_overlap(bank, asked)
+    overlap = warn_of_overlap(bank, asked)
     fit: dict[str, Any] = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
     # The verdict covers these warnings.
     with quiet("the past queries don't match"), quiet(input_checks.LIKE_ITEMS):
         bias = NNN().fit(items, bank, groups=groups, **fit, **run)
+    if problem := describe_scales(bias, asked):
+        raise NNNormError(problem)
     unrelated = asked if right is None else asked.subset(right.one_per_cluster)
     z = input_checks.mismatch_z(bank, unrelated)
     with_items = not allow_gallery_rows and input_checks.warn_of_items(bank, items, asked)
@@ -416,7 +427,16 @@ def check(
         warn(f"{bank.name} do not look like the queries{hint}")
     corrected, hits = run_search(bias)
     automatic = Measured(bias.method, dict(bias.params), **measure(corrected, hits))
-    expectation, reasons = _expect(bias, automatic, z, with_items, len(asked))
+    doubts = []
+    if overlap > _MOST_OVERLAP:
+        doubts.append(
+            f"they contain {100 * overlap:.0f} % of your queries, so any gain is inflated"
+        )
+    if with_items:
+        doubts.append("they are items, not queries, which makes results worse")
+    elif z > input_checks.MISMATCH_WARNING_Z:
+        doubts.append("they don't resemble your queries, which may make results worse")
+    expectation, reasons = _expect(bias, automatic, doubts, len(asked))
     about |= {"expectation": expectation, "automatic": automatic}
     labels, apart = None, 0.0
     if groups is None:
@@ -436,7 +456,7 @@ def check(
             has_both=right is None or len(np.unique(labels[right.items])) == 2,
         )
         # A difference between groups looks like mismatched past queries.
-        reasons = _expect(bias, mixed, z, with_items, len(asked))[1]
+        reasons = _expect(bias, mixed, doubts, len(asked))[1]
     elif right is not None and raw is not None and corrected is not None:
         with quiet():  # the same warnings as above
             used = drop_copies(bank, duplicates, progress)
@@ -449,7 +469,7 @@ def check(
         params = {**best.params, **({} if best.between == 1 else {"between": best.between})}
         about["tuned"] = Measured(best.method.name, params, **measure(crossed, hits))
         about["better"] = crossed.gain_over(corrected, seed=seed)
-        if _asks_for_others(bank, items, raw):
+        if asks_for_others(bank, items, raw):
             rows = np.unique(right.items)
             some = replace(right, items=np.searchsorted(rows, right.items))
             known = None if groups is None else np.asarray(groups)[rows]
@@ -474,6 +494,8 @@ def check(
         **about,
     )
     verdict, recommended = _choose_verdict(report, automatic)
+    if verdict == "correct" and overlap > _MOST_OVERLAP:
+        verdict = "try"
     report = replace(report, verdict=verdict, recommended=recommended)
     if recommended is None:
         return report
@@ -486,33 +508,12 @@ def check(
     return replace(report, next=_next_lines(report.tuned if is_tuned else None, options))
 
 
-def _asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bool:
-    """Whether past queries find the right items of the queries less often than expected.
-
-    Queries find the right items of other queries by chance. Past queries of the same kind find them
-    at least as often, because some ask for them.
-    """
-    right = np.unique(raw.truth.items)
-    some = bank.subset(np.linspace(0, len(bank) - 1, min(len(bank), _MOST_PAST)).astype(np.int64))
-    one_each = raw.truth.one_per_cluster
-    wrong = raw.top1[one_each[~raw.truth.holds(raw.top1)[one_each]]]
-    if len(right) > _NEARLY_ALL * len(items) or len(wrong) < 2:
-        return False
-    past, by_chance = (np.isin(found, right) for found in (search(some, items, k=1).indices, wrong))
-    error = math.sqrt(past.var() / past.size + by_chance.var() / by_chance.size)
-    return bool(by_chance.mean() - past.mean() > _FAR * error)
-
-
 def _expect(
-    bias: Bias, measured: Measured, z: float, with_items: bool, n_queries: int
+    bias: Bias, measured: Measured, doubts: list[str], n_queries: int
 ) -> tuple[Expectation, tuple[str, ...]]:
-    """Return the expected effect without labels, and the reasons to doubt it."""
+    """Return the expected effect without labels, and all reasons to doubt it."""
     reliability = bias.params.get("reliability", 0.0)
-    reasons = []
-    if with_items:
-        reasons.append("they are items, not queries, which makes results worse")
-    elif z > input_checks.MISMATCH_WARNING_Z:
-        reasons.append("they don't resemble your queries, which may make results worse")
+    reasons = list(doubts)
     if is_mismatched(bias):
         reasons.append(f"they {describe_mismatch(bias)}")
     n_unique = bias.params.get("n_unique", bias.n_references or 0)

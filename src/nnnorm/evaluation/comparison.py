@@ -16,7 +16,14 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, drop_copies
 from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
-from nnnorm.evaluation.metrics import Evaluation, evaluate, open_task, open_truth, warn_of_overlap
+from nnnorm.evaluation.metrics import (
+    Evaluation,
+    evaluate,
+    open_task,
+    open_truth,
+    warn_of_other_items,
+    warn_of_overlap,
+)
 from nnnorm.evaluation.results import Interval, Record, binomial_half_width
 from nnnorm.evaluation.tuning import Select, Trial, check_choice
 from nnnorm.files import Progress
@@ -175,6 +182,7 @@ def compare(
         return evaluate(asked, items, bias, truth=right, memory_budget=memory_budget)
 
     raw = trial.raw if validation is None else measure(None)
+    warn_of_other_items(bank, items, raw)
     results = [make_result(NO_CORRECTION, {}, raw)]
     for name, setting in zip(names, chosen, strict=True):
         if validation is None:

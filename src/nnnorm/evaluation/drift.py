@@ -23,7 +23,7 @@ from nnnorm.evaluation.hubness import count_occurrences, measure_hubness, places
 from nnnorm.evaluation.results import Record
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
 from nnnorm.methods import NNN
-from nnnorm.ranking import search
+from nnnorm.ranking import describe_scales, search
 
 Verdict = Literal["fine", "refit soon", "refit now"]
 
@@ -85,6 +85,8 @@ def measure_drift(
         given.subset(np.linspace(0, len(given) - 1, min(len(given), most)).astype(np.int64))
         for most in (_MOST_SEARCHED, _MOST_COMPARED)
     )
+    if problem := describe_scales(corrector.bias, asked):
+        raise NNNormError(problem)
     if gallery is None:
         if groups is not None:
             raise NNNormError("groups are labels of the gallery; pass gallery (--gallery) too")

@@ -28,7 +28,7 @@ from nnnorm.evaluation.results import FloatArray, Interval, Record, interval_of_
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs, warn_of_mismatch
 from nnnorm.methods import open_references
-from nnnorm.ranking import GivesBias, Ranking, iterate_scores, take_bias
+from nnnorm.ranking import GivesBias, Ranking, iterate_scores, search, take_bias, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.tables import read_json
 
@@ -135,8 +135,15 @@ def make_truth(
         if numbers.dtype.kind not in "iu":
             raise NNNormError(f"truth must hold whole numbers; got {numbers.dtype}")
         if len(bad := numbers[(numbers < 0) | (numbers >= limit)]):
+            is_from_1 = numbers.min() == 1 and numbers.max() == limit
             raise NNNormError(
                 f"truth names {what} {bad[0]}, but there are {limit} (0 to {limit - 1})"
+                + ("; subtract 1, because the first is 0" if is_from_1 else "")
+                + (
+                    "; leave out pairs without a right item"
+                    if (what, bad[0]) == ("item", -1)
+                    else ""
+                )
             )
     queries, items = queries.astype(np.int64), items.astype(np.int64)
     order = np.lexsort((items, queries))
@@ -151,7 +158,7 @@ def make_truth(
     if (counts == 0).any():
         raise NNNormError(
             f"query {counts.argmin()} has no right item ({(counts == 0).sum()} such queries); "
-            "add the right items, or leave out these queries"
+            "add the right items, or leave out these queries (a qrels file may: see read_qrels)"
         )
     return Truth(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items, grades)
 
@@ -163,8 +170,8 @@ def read_truth(path: str | os.PathLike[str]) -> Any:
         raise NNNormError(f"there is no truth file {path}; check the path")
     if file.suffix not in (".npy", ".json"):
         raise NNNormError(
-            f"a truth file must end in .npy or .json; got {path}. Save the item numbers of a table "
-            "with numpy.save"
+            f"a truth file must be .npy, .json, or qrels (lines of query, 0, item and grade); got "
+            f"{path}. Save the item numbers of a table with numpy.save"
         )
     if file.suffix == ".npy":
         return np.array(map_npy(file))
@@ -336,6 +343,8 @@ def evaluate(
     documents = None if parents is None else Documents.open(parents, len(items), items.name)
     n_items = len(items) if documents is None else len(documents)
     right = open_truth(truth, n_queries=len(asked), n_gallery=n_items)
+    if used is not None:
+        warn_of_scale(used, asked, used.weight if weight is None else weight)
     counted = []
     run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     for start, scores in iterate_scores(asked, items, used, weight=weight, **run):
@@ -401,19 +410,29 @@ def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict
 
 # --- checks of the past queries ------------------------------------------------------------------
 
+# Maximum number of past queries to search, and standard errors of a difference beyond noise.
+_MOST_PAST, _FAR = 4096, 3.0
+# If the queries ask for more than this share of the items, past queries do too.
+_NEARLY_ALL = 0.9
 
-def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "queries") -> None:
-    """Warn if references are equal to queries that results are measured on."""
+
+def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "queries") -> float:
+    """Warn if references equal queries that results are measured on; return the queries' share."""
     known, asked = (
         np.concatenate([hash_rows(block) for _, block in rows.blocks()])
         for rows in (references, queries)
     )
     if n_common := np.isin(known, asked).sum():
-        what = "pass others" if n_common == len(known) else "leave them out"
+        what = (
+            "pass others"
+            if n_common == len(known)
+            else "leave them out, or take both from different days"
+        )
         warn(
             f"{n_common:,} of the {len(references):,} rows of {references.name} are among the "
             f"{role}, which overstates the result; {what}"
         )
+    return float(np.isin(asked, known).mean())
 
 
 def warn_of_mismatched_bank(
@@ -426,6 +445,32 @@ def warn_of_mismatched_bank(
         right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
         queries = queries.subset(right.one_per_cluster)
     warn_of_mismatch(references, queries, gallery)
+
+
+def asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bool:
+    """Whether past queries find the right items of the queries less often than expected.
+
+    Queries find the right items of other queries by chance. Past queries of the same kind find them
+    at least as often, because some ask for them.
+    """
+    right = np.unique(raw.truth.items)
+    some = bank.subset(np.linspace(0, len(bank) - 1, min(len(bank), _MOST_PAST)).astype(np.int64))
+    one_each = raw.truth.one_per_cluster
+    wrong = raw.top1[one_each[~raw.truth.holds(raw.top1)[one_each]]]
+    if len(right) > _NEARLY_ALL * len(items) or len(wrong) < 2:
+        return False
+    past, by_chance = (np.isin(found, right) for found in (search(some, items, k=1).indices, wrong))
+    error = math.sqrt(past.var() / past.size + by_chance.var() / by_chance.size)
+    return bool(by_chance.mean() - past.mean() > _FAR * error)
+
+
+def warn_of_other_items(bank: Embeddings, items: Embeddings, raw: Evaluation) -> None:
+    """Warn if gains on these queries may be inflated; see `asks_for_others`."""
+    if asks_for_others(bank, items, raw):
+        warn(
+            "past queries and queries ask for different items, so gains may be inflated; "
+            "`nnnorm check` also measures the gain among the items that the queries ask for"
+        )
 
 
 def open_task(

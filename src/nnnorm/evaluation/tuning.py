@@ -24,7 +24,14 @@ from nnnorm.bias import Bias, Popularity
 from nnnorm.dedup import Duplicates, References, drop_copies
 from nnnorm.embeddings import Embeddings, FloatArray, Source
 from nnnorm.errors import NNNormError, warn
-from nnnorm.evaluation.metrics import Evaluation, Truth, count_strip, evaluate, open_task
+from nnnorm.evaluation.metrics import (
+    Evaluation,
+    Truth,
+    count_strip,
+    evaluate,
+    open_task,
+    warn_of_other_items,
+)
 from nnnorm.evaluation.results import Interval, Record, interval_of_difference, is_near, split_folds
 from nnnorm.evaluation.sweep import Correction, Setting, make_settings, sweep_hits
 from nnnorm.files import Progress
@@ -295,6 +302,7 @@ def tune(
     labeled = open_groups(groups, len(items))
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     trial = Trial(names, items, used, second, asked, right, grids=grids, groups=labeled, **options)
+    warn_of_other_items(bank, items, trial.raw)
     by_rule, by_maximum = trial.choose("one-standard-error"), trial.choose("max")
     chosen = by_rule if select == "one-standard-error" else by_maximum
     crossed = trial.cross_fit(select, seed=seed) if clicks is None else None

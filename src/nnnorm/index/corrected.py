@@ -343,8 +343,16 @@ class CorrectedIndex:
         backend = self.backend
         with backend.writing():
             self._state = state = self._read_state()
+            if new.dim != state.config.dim:
+                raise NNNormError(
+                    f"the corrector and the items of {backend.name} must have the same dimension; "
+                    f"got {new.dim} and {state.config.dim}. Were they encoded by different models?"
+                )
             if popularity is None and state.config.popularity is not None:
-                warn(f"the clicks of {backend.name} are dropped; to keep them, pass popularity=")
+                warn(
+                    f"the clicks of {backend.name} are dropped; to keep them, pass popularity= "
+                    "(--clicks)"
+                )
             n_items = len(self)
             clicks = {} if popularity is None else self._read_clicks(popularity, ids)
             finished = self._finished()
@@ -383,7 +391,7 @@ class CorrectedIndex:
             raise NNNormError(
                 f"clicks without ids must have one entry per item; got {counts}: pass ids= (--ids)"
             )
-        named = check_item_ids(range(len(self)) if ids is None else ids, len(popularity))
+        named = check_item_ids(range(len(self)) if ids is None else ids, len(popularity), "clicks")
         there = self.present(named)
         if not there.all():
             which = f"{(~there).sum():,} of {len(named):,} ids of the clicks"

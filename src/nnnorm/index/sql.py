@@ -228,7 +228,7 @@ class SqlBackend(ClientBackend):
     def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         where = ""
         if filter is not None:
-            if not isinstance(filter, str) or not filter.strip():
+            if not isinstance(filter, str) or not filter.strip() or filter.lstrip()[0] in "[{":
                 raise self.wrong_filter(filter)
             where = f"WHERE ({filter})"
         rows = []
