@@ -106,7 +106,12 @@ class Session:
         resolved, _ = NNN(alpha=0.0).resolve(self.statistics)
         steps = {k for k in _KS if k <= min(len(self.unique), largest_k)}
         self.reference_ks = tuple(sorted(steps | {int(resolved.reference_k)}))
-        self._prepare()
+        settings: list[Method] = [
+            NNN(k, 1.0, center=center) for k in self.reference_ks for center in (False, True)
+        ]
+        self.statistics.prepare([*settings, *map(InvertedSoftmax, _BETAS)])
+        self.statistics.mean_of_all()
+        self.statistics.activation_set()
         self.automatic = NNN().make_bias(self.statistics)
         self.candidates = Candidates(
             self.queries, self.gallery, self._anchors(), depth=_DEPTH, progress=progress
@@ -118,15 +123,6 @@ class Session:
         self.scan = start(self._scan)
 
     # --- settings --------------------------------------------------------------------------------
-
-    def _prepare(self) -> None:
-        """Compute the statistics of all settings of the sliders."""
-        settings: list[Method] = [
-            NNN(k, 1.0, center=center) for k in self.reference_ks for center in (False, True)
-        ]
-        self.statistics.prepare([*settings, *(InvertedSoftmax(beta) for beta in _BETAS)])
-        self.statistics.mean_of_all()
-        self.statistics.activation_set()
 
     def _anchors(self) -> list[Bias]:
         """Corrections at the ends of the sliders, between which all others lie, and a usual one."""
