@@ -295,7 +295,7 @@ class Backend(ABC):
     def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
         """Return which ids exist, shape ``(n_ids,)``."""
         found = self.lookup(version, ids)
-        return np.fromiter(map(found.__contains__, ids.tolist()), dtype=bool, count=len(ids))
+        return np.array([own in found for own in ids.tolist()], dtype=bool)
 
     @abstractmethod
     def count(self, version: str) -> int:
