@@ -283,8 +283,7 @@ class Backend(ABC):
 
     def upsert(self, version: str, items: Items) -> None:
         """Add items, and replace those that exist."""
-        there = self.present(version, items.ids)
-        if there.any():
+        if (there := self.present(version, items.ids)).any():
             self.delete(version, items.ids[there])
         self.add(version, items)
 
