@@ -71,10 +71,8 @@ class Experiment:
 
     def on_other_data(self, name: str) -> "Experiment":
         """Return the same experiment on other data, with its own bank or its other bank."""
-        bank = self.bank
-        if bank is not None:
-            bank = "own" if bank == self.dataset or self.dataset == "visogender" else "other"
-        return replace(self, model=name, dataset=name, bank=bank)
+        bank = "own" if self.dataset in (self.bank, "visogender") else "other"
+        return replace(self, model=name, dataset=name, bank=self.bank and bank)
 
     def without_correction(self) -> "Experiment":
         """Return the same experiment without correction, bank and settings."""
