@@ -171,8 +171,7 @@ class Report:
 
     def check_failures(self, are_kept: bool) -> None:
         """Raise an error if cells failed, after all other output is written."""
-        failed = [(name, cell) for name, cell in self._cells if cell.failed]
-        if failed:
+        if failed := [(name, cell) for name, cell in self._cells if cell.failed]:
             name, first = failed[0]
             kept = "are stored; run the same command again" if are_kept else "are complete"
             raise NNNormError(

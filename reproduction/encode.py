@@ -90,8 +90,7 @@ def check_sources(folder: EmbeddingFolder, needed: Needed, sources: Mapping[str,
     for (_, dataset, side), rows in needed.items():
         if side == "images":
             images = folder.items(dataset, side)
-            absent = [images[row] for row in rows if not Path(images[row]).is_file()]
-            if absent:
+            if absent := [images[row] for row in rows if not Path(images[row]).is_file()]:
                 problems.append(f"{len(absent):,} pictures are missing, such as {absent[0]}")
         elif side == "scores":
             folder.pairs(dataset)

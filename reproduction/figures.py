@@ -45,8 +45,7 @@ def find_figures(
             draw = partial(draw_histogram, runner, there, folder)
             figures[f"{prefix}{table.name}-{direction}.png"] = draw
     if table.name == "hubness":
-        draw = partial(draw_rescued, runner, by_direction["image"])
-        figures[f"{prefix}hubs-first-ten.png"] = draw
+        figures[f"{prefix}hubs-first-ten.png"] = lambda: draw_rescued(runner, by_direction["image"])
     return figures
 
 

@@ -20,15 +20,6 @@ Value: TypeAlias = float | tuple[float, int]  # a number, or a setting (α, k)
 SIDES = ("images", "texts")
 TWO_BANKS = ("dualis", "dualdis")  # methods that also need a gallery bank
 
-# Names of data sets and banks, long and short, as the paper writes them.
-_NAMES = {
-    "flickr30k": ("Flickr30k", "Flickr"),
-    "coco": ("COCO", "COCO"),
-    "visogender": ("VisoGender", "VisoGender"),
-    "own": ("own bank", "own bank"),
-    "other": ("other bank", "other bank"),
-}
-
 
 @dataclass(frozen=True)
 class Experiment:
@@ -80,10 +71,8 @@ class Experiment:
 
     def on_other_data(self, name: str) -> "Experiment":
         """Return the same experiment on other data, with its own bank or its other bank."""
-        bank = self.bank
-        if bank is not None:
-            bank = "own" if bank == self.dataset or self.dataset == "visogender" else "other"
-        return replace(self, model=name, dataset=name, bank=bank)
+        bank = "own" if self.dataset in (self.bank, "visogender") else "other"
+        return replace(self, model=name, dataset=name, bank=self.bank and bank)
 
     def without_correction(self) -> "Experiment":
         """Return the same experiment without correction, bank and settings."""
@@ -119,8 +108,8 @@ class Cell:
     def fill_headings(self, dataset: str | None = None) -> tuple[str, str]:
         """Return group and heading with the names of the experiment filled in."""
         experiment = self.experiment
-        long, short = _NAMES.get(experiment.dataset, (experiment.dataset,) * 2)
-        bank, bank_short = _NAMES.get(experiment.bank or "", ("", ""))
+        long, short = load_paper().names.get(experiment.dataset, (experiment.dataset,) * 2)
+        bank, bank_short = load_paper().names.get(experiment.bank or "", ("", ""))
         names = {
             "model": experiment.model,
             "family": experiment.model.partition(" ft.")[0],
@@ -165,11 +154,12 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Paper:
-    """All tables, and the folder name of every model."""
+    """All tables, the folder of every model, and long and short names of data sets and banks."""
 
     citation: str
     url: str
     models: Mapping[str, str]
+    names: Mapping[str, tuple[str, str]]
     tables: tuple[PaperTable, ...]
 
 
@@ -191,7 +181,7 @@ def load_paper() -> Paper:
         names = ("name", "number", "label", "title", "shows", "best", "n_queries")
         kept = {name: table[name] for name in names if name in table}
         tables.append(PaperTable(**kept, cells=tuple(cells), notes=tuple(table["notes"])))
-    return Paper(about["paper"], about["url"], about["models"], tuple(tables))
+    return Paper(about["paper"], about["url"], about["models"], about["names"], tuple(tables))
 
 
 def find_tables(names: Sequence[str]) -> list[PaperTable]:
@@ -210,5 +200,5 @@ def find_tables(names: Sequence[str]) -> list[PaperTable]:
 
 def find_fine_tuned(model: str, dataset: str) -> str | None:
     """Return the name of the model fine-tuned on a data set, if the paper has one."""
-    name = f"{model} ft. {_NAMES.get(dataset, ('', ''))[1]}"
+    name = f"{model} ft. {load_paper().names.get(dataset, ('', ''))[1]}"
     return name if name in load_paper().models else None

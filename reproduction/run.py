@@ -192,9 +192,8 @@ class Runner:
 
     def show(self, experiment: Experiment) -> tuple[Shown, evaluation.Truth]:
         """Return the test queries and items in readable form, and their right pairs."""
-        queries, gallery, truth = self._task(experiment, "test")
-        right = evaluation.open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
-        return self._material(experiment, "show", experiment.direction), right
+        shown = self._material(experiment, "show", experiment.direction)
+        return shown, self._evaluate(experiment).truth
 
     def search_groups(self, experiment: Experiment, k: int) -> tuple[Groups, Ranking]:
         """Return a gallery in groups, and the best k items of its queries."""

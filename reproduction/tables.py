@@ -173,8 +173,7 @@ def _missing_notes(cells: Sequence[Cell]) -> list[str]:
     # A cell that has a result can lack only the one of the one-standard-error rule.
     with_one = [cell for cell in cells if cell.figure is not None]
     for some, rule in ((without, ""), (with_one, " with the one-standard-error rule")):
-        missing = [cell.missing for cell in some if cell.missing is not None]
-        if missing:
+        if missing := [cell.missing for cell in some if cell.missing is not None]:
             reasons = list(dict.fromkeys(missing))
             more = f" (and {len(reasons) - 1} similar)" if len(reasons) > 1 else ""
             why = f"{reasons[0]}{more}"

@@ -179,8 +179,7 @@ def unit_rows(rows: npt.NDArray[Any], name: str) -> FloatArray:
     """Divide rows by their norms, in float64; raise an error for rows of zeros."""
     wide = np.asarray(rows, dtype=np.float64)
     norms = np.linalg.norm(wide, axis=-1, keepdims=True)
-    bad = np.flatnonzero(~np.isfinite(norms) | (norms == 0))
-    if len(bad):
+    if len(bad := np.flatnonzero(~np.isfinite(norms) | (norms == 0))):
         what = "all zeros" if norms.ravel()[bad[0]] == 0 else "not finite"
         raise NNNormError(
             f"{name}: row {bad[0]} of a batch is {what}; are the weights complete? If they "

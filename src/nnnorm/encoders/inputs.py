@@ -16,7 +16,6 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import gcd
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -267,9 +266,7 @@ def read_sound(source: Any, rate: int) -> FloatArray:
         channels, found = _call_soundfile("read", source, dtype="float32", always_2d=True)
         samples = channels.mean(axis=1)
         if found != rate and len(samples):
-            common = gcd(rate, found)
-            resample = require("scipy.signal", "audio").resample_poly
-            samples = resample(samples, rate // common, found // common)
+            samples = require("scipy.signal", "audio").resample_poly(samples, rate, found)
     else:
         samples = np.asarray(source)
         if samples.ndim != 1:

@@ -60,9 +60,7 @@ class SentenceEncoder(Encoder):
 
     def embed_texts(self, texts: list[Any]) -> npt.NDArray[Any]:
         """Encode a batch with the library."""
-        rows = self._model.encode(
-            texts, batch_size=len(texts), convert_to_numpy=True, show_progress_bar=False
-        )
+        rows = self._model.encode(texts, batch_size=len(texts), show_progress_bar=False)
         return np.asarray(rows, dtype=np.float32)
 
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:

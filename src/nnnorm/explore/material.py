@@ -171,9 +171,17 @@ def open_material(
             items = open_embeddings(gallery, name="gallery", normalize=normalize)
             named = items.ids if ids is None else check_ids(read_ids(ids), len(items))
         else:
-            items, named, columns, served, is_unit = _read_index(index, normalize)
+            with open_index(index) as opened:
+                batches, config = list(opened.scan()), opened.config
+            if not batches:
+                raise NNNormError(f"{show_url(index)} holds no items; add some, or give --gallery")
+            read = Items.join(batches)
+            items = open_embeddings(read.vectors, name="gallery", normalize=normalize)
+            named, columns = read.ids, _columns(read.metadata)
+            url, stored = show_url(index), np.asarray(read.bias)
+            served = Served(url, config.method, config.reference_k, stored, config.weight)
             # Queries of an index of unit rows are divided by their norms there as well.
-            normalize = True if is_unit and normalize is None else normalize
+            normalize = True if config.unit and normalize is None else normalize
         asked = open_embeddings(queries, name="queries", normalize=normalize)
         fitted = None if corrector is None else Corrector.load(corrector)
         source = fitted.bank if references is None and fitted is not None else references
@@ -212,21 +220,6 @@ def open_material(
         options=options,
         notes=list(dict.fromkeys(notes)),
     )
-
-
-def _read_index(
-    url: str, normalize: bool | None
-) -> tuple[Embeddings, npt.NDArray[Any], dict[str, list[str]], Served, bool]:
-    """Items of an index: rows, ids, metadata by column, what it serves, if rows are unit."""
-    name = show_url(url)
-    with open_index(url) as opened:
-        batches, config = list(opened.scan()), opened.config
-    if not batches:
-        raise NNNormError(f"{name} holds no items; add some, or give --gallery")
-    read = Items.join(batches)
-    items = open_embeddings(read.vectors, name="gallery", normalize=normalize)
-    served = Served(name, config.method, config.reference_k, np.asarray(read.bias), config.weight)
-    return items, read.ids, _columns(read.metadata), served, config.unit
 
 
 def _read_metadata(path: Path, n_items: int) -> dict[str, list[str]]:

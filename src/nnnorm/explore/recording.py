@@ -149,13 +149,9 @@ class _Recording:
 
     def _knobs(self, method: dict[str, Any]) -> list[dict[str, Any]]:
         """The controls of a method, with the recorded values only."""
-        recorded = {"reference_k": self._ks, "alpha": _ALPHAS, "weight": self._weights}
-        return [
-            {**knob, "kind": "steps", "values": recorded[knob["name"]]}
-            if knob["name"] in recorded
-            else {**knob, "kind": "fixed"}
-            for knob in method["knobs"]
-        ]
+        values = {"reference_k": self._ks, "alpha": _ALPHAS, "weight": self._weights}
+        steps = {name: {"kind": "steps", "values": some} for name, some in values.items()}
+        return [knob | steps.get(knob["name"], {"kind": "fixed"}) for knob in method["knobs"]]
 
 
 def _write_pictures(session: Session, folder: Path, items: dict[str, Any]) -> list[int]:

@@ -7,7 +7,7 @@ Moving a slider only ranks the candidates again. If there are many queries, a ra
 
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -106,7 +106,10 @@ class Session:
         resolved, _ = NNN(alpha=0.0).resolve(self.statistics)
         steps = {k for k in _KS if k <= min(len(self.unique), largest_k)}
         self.reference_ks = tuple(sorted(steps | {int(resolved.reference_k)}))
-        self._prepare()
+        settings = _with_and_without_center(self.reference_ks, 1.0)
+        self.statistics.prepare([*settings, *map(InvertedSoftmax, _BETAS)])
+        self.statistics.mean_of_all()
+        self.statistics.activation_set()
         self.automatic = NNN().make_bias(self.statistics)
         self.candidates = Candidates(
             self.queries, self.gallery, self._anchors(), depth=_DEPTH, progress=progress
@@ -119,21 +122,10 @@ class Session:
 
     # --- settings --------------------------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        """Compute the statistics of all settings of the sliders."""
-        settings: list[Method] = [
-            NNN(k, 1.0, center=center) for k in self.reference_ks for center in (False, True)
-        ]
-        self.statistics.prepare([*settings, *(InvertedSoftmax(beta) for beta in _BETAS)])
-        self.statistics.mean_of_all()
-        self.statistics.activation_set()
-
     def _anchors(self) -> list[Bias]:
         """Corrections at the ends of the sliders, between which all others lie, and a usual one."""
         few, many, usual = map(self._nearest_k, (4, 128, 32))
-        settings: list[Setting] = [
-            NNN(k, MOST_ALPHA, center=center) for k in (few, many) for center in (False, True)
-        ]
+        settings: list[Setting] = [*_with_and_without_center((few, many), MOST_ALPHA)]
         settings.append(NNN(usual, MOST_ALPHA / 2, center=True))
         if self.material.served is not None:
             settings.append(self.material.served)
@@ -303,6 +295,10 @@ class Session:
         with tempfile.TemporaryDirectory() as folder:
             setting.make_bias(self.statistics).save(path := Path(folder, "bias.safetensors"))
             return path.read_bytes()
+
+
+def _with_and_without_center(ks: Iterable[int], alpha: float) -> list[NNN]:
+    return [NNN(k, alpha, center=center) for k in ks for center in (False, True)]
 
 
 def draw_some(n_rows: int, most: int, seed: int = 0) -> IntArray:

@@ -477,12 +477,10 @@ def _best(scores: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
     return found.indices[0], found.scores[0]
 
 
-def _ranks(scores: FloatArray, items: Iterable[Any]) -> IntArray:
+def _ranks(scores: FloatArray, items: IntArray | list[int]) -> IntArray:
     """Places of some items, from 1; as in `top_k`, ties go to the lower number."""
     places = [
-        1
-        + np.count_nonzero(scores > scores[item])
-        + np.count_nonzero(scores[:item] == scores[item])
-        for item in items
+        1 + np.count_nonzero(scores > score) + np.count_nonzero(scores[:item] == score)
+        for item, score in zip(items, scores[items], strict=True)
     ]
     return np.array(places, dtype=np.int64)

@@ -283,8 +283,7 @@ class Backend(ABC):
 
     def upsert(self, version: str, items: Items) -> None:
         """Add items, and replace those that exist."""
-        there = self.present(version, items.ids)
-        if there.any():
+        if (there := self.present(version, items.ids)).any():
             self.delete(version, items.ids[there])
         self.add(version, items)
 
@@ -295,7 +294,7 @@ class Backend(ABC):
     def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
         """Return which ids exist, shape ``(n_ids,)``."""
         found = self.lookup(version, ids)
-        return np.fromiter(map(found.__contains__, ids.tolist()), dtype=bool, count=len(ids))
+        return np.array([own in found for own in ids.tolist()], dtype=bool)
 
     @abstractmethod
     def count(self, version: str) -> int:

@@ -91,9 +91,8 @@ class IndexConfig:
         """Return the vectors to store, and in mode ``column`` the column of the bias."""
         if self.mode == "column":
             return rows, values
-        vectors = np.multiply(
-            self.augmentation.extend_items(rows, values), np.float32(self.stretch)
-        )
+        vectors = self.augmentation.extend_items(rows, values)
+        vectors = np.multiply(vectors, np.float32(self.stretch))
         return (vectors @ _rotation(self.width) if self.rotated else vectors), None
 
     def restore_items(self, items: Items) -> Items:

@@ -118,8 +118,7 @@ class CorrectedIndex:
             if version is None:
                 problem = f"there is no index {self.backend.name}"
                 raise NNNormError(f"{problem}; check the name, or build it first")
-            stored = self.backend.read_config(version)
-            if stored is not None:
+            if (stored := self.backend.read_config(version)) is not None:
                 config = IndexConfig.from_dict(stored, self.backend.name)
                 if config.created != self.backend.created:
                     self.backend.restore_options(config.created)
@@ -290,8 +289,7 @@ class CorrectedIndex:
         """Delete items by id. All ids must be in the index."""
         given = check_item_ids(ids, name="the list")
         with self._writing(given, self.config) as (version, _):
-            there = self.backend.present(version, given)
-            if not there.all():
+            if not (there := self.backend.present(version, given)).all():
                 own = given[~there][0].item()
                 raise self.backend.error(f"has no item {own!r}; nothing was deleted")
             self.backend.delete(version, given)
@@ -353,7 +351,6 @@ class CorrectedIndex:
                     f"the clicks of {backend.name} are dropped; to keep them, pass popularity= "
                     "(--clicks)"
                 )
-            n_items = len(self)
             clicks = {} if popularity is None else self._read_clicks(popularity, ids)
             finished = self._finished()
             config = replace(
@@ -378,7 +375,7 @@ class CorrectedIndex:
 
             finished[state.config.version] = state
             _keep_only(backend, *(one.version for one in finished.values()))
-            version = _fill(backend, config, parts(), n_items, progress, state.version)
+            version = _fill(backend, config, parts(), len(self), progress, state.version)
             _keep_only(backend, version, state.version)
             self._correctors[new.fingerprint] = new
             self._state = _State(version, config)

@@ -47,15 +47,14 @@ class Loaded:
     breadth: int = 0  # the search breadth of a graph that was set last
 
     @cached_property
-    def n_alive(self) -> int:
-        """The number of items."""
-        return int(self.alive.sum())
+    def labels(self) -> Labels:
+        """The labels of all items."""
+        return np.flatnonzero(self.alive)
 
     @cached_property
     def label_of(self) -> dict[Any, int]:
         """The label of each id."""
-        labels = np.flatnonzero(self.alive)
-        return dict(zip(self.ids[labels].tolist(), labels.tolist(), strict=True))
+        return dict(zip(self.ids[self.labels].tolist(), self.labels.tolist(), strict=True))
 
 
 class FolderBackend(Backend):
@@ -238,15 +237,15 @@ class FolderBackend(Backend):
         return {own: dict(loaded.metadata[loaded.label_of[own]]) for own in known}
 
     def count(self, version: str) -> int:
-        return self._open(version).n_alive
+        return len(self._open(version).labels)
 
     def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         loaded = self._open(version)
-        if filter is not None or not loaded.n_alive:
+        if filter is not None or not len(loaded.labels):
             allowed = [] if filter is None else filter
             labels, scores = self._compare(loaded, self._allowed(loaded, allowed), vectors, k)
         else:
-            labels, scores = self._find(loaded, vectors, min(k, loaded.n_alive))
+            labels, scores = self._find(loaded, vectors, min(k, len(loaded.labels)))
         found = labels >= 0
         missing: Any = "" if loaded.ids.dtype.kind == "U" else -1
         ids = np.where(found, loaded.ids[np.where(found, labels, 0)], missing)
@@ -260,7 +259,7 @@ class FolderBackend(Backend):
             yield Items(ids, vectors, None, [{} for _ in ids])
             return
         loaded = self._open(version)
-        for part in chunks(np.flatnonzero(loaded.alive), BATCH):
+        for part in chunks(loaded.labels, BATCH):
             metadata = [dict(loaded.metadata[label]) for label in part]
             yield Items(loaded.ids[part], self._vectors(loaded.index, part), None, metadata)
 
@@ -270,12 +269,11 @@ class FolderBackend(Backend):
         if isinstance(given, str):  # from the command line
             with contextlib.suppress(ValueError):
                 given = json.loads(given)
-        labels = np.flatnonzero(loaded.alive)
         if isinstance(given, Mapping):
             wanted = dict(given).items()
-            kept = [wanted <= loaded.metadata[label].items() for label in labels]
+            kept = [wanted <= loaded.metadata[label].items() for label in loaded.labels]
         elif callable(given):
-            kept = [bool(given(dict(loaded.metadata[label]))) for label in labels]
+            kept = [bool(given(dict(loaded.metadata[label]))) for label in loaded.labels]
         elif isinstance(given, str) or not hasattr(given, "__iter__"):
             raise self.wrong_filter(given)
         else:
@@ -284,7 +282,7 @@ class FolderBackend(Backend):
             except TypeError:  # lists or objects in place of ids
                 raise self.wrong_filter(given) from None
             return np.array(sorted(loaded.label_of[own] for own in known), dtype=np.int64)
-        return labels[np.array(kept, dtype=bool)]
+        return loaded.labels[np.array(kept, dtype=bool)]
 
     def _compare(
         self, loaded: Loaded, labels: Labels, queries: FloatArray, k: int

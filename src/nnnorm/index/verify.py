@@ -166,7 +166,6 @@ def _check_rows(index: CorrectedIndex, stored: Items, gallery: Source, ids: Any)
         )
     right = items.rows(0, len(items))[there[known]]
     far = np.linalg.norm(stored.vectors[known] - right, axis=1)
-    n_wrong = int((far > _NEAR * np.linalg.norm(right, axis=1)).sum())
-    if n_wrong:
+    if n_wrong := int((far > _NEAR * np.linalg.norm(right, axis=1)).sum()):
         problems.append(f"{n_wrong:,} items differ from the gallery: replace them with upsert")
     return problems

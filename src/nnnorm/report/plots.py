@@ -320,7 +320,7 @@ def plot_hits(
         raise NNNormError("there are no hits to draw; pass at least one query")
     figure, axes = make_figure(1.0)
     axes.set_axis_off()
-    top, width = 0.0, 1.0
+    top, width = 0.0, _LABEL + 10.4
     for hits in found:
         top += _HEADING
         axes.text(0, top - 0.12, _shorten(hits.query), fontsize=9, color=INK, parse_math=False)
@@ -331,10 +331,9 @@ def plot_hits(
             for place, (item, one) in enumerate(zip(items, shown, strict=True)):
                 tone = color(hits, item)
                 if isinstance(one, str):
-                    words = _shorten(f"{place + 1} {one}")
-                    place_of = (_LABEL, top + _LINE)
-                    axes.text(*place_of, words, fontsize=8, color=tone or INK, parse_math=False)
                     top += _LINE
+                    words = _shorten(f"{place + 1} {one}")
+                    axes.text(_LABEL, top, words, fontsize=8, color=tone or INK, parse_math=False)
                 else:
                     left = _LABEL + 1.04 * place
                     _draw_tile(axes, one, left, top, tone)
@@ -344,7 +343,6 @@ def plot_hits(
     if note:
         top += _HEADING
         axes.text(0, top - 0.12, note, fontsize=8, color=GREY)
-    width = max(width, _LABEL + 10.4)
     axes.set(xlim=(-0.05, width), ylim=(top + 0.2, 0), aspect="equal")
     figure.set_size_inches(_INCHES * width, _INCHES * (top + 0.2))
     return figure

@@ -52,11 +52,10 @@ class Table:
 
     def __post_init__(self) -> None:
         """Make every text printable: names of items and groups come from data."""
-        shown = {name: getattr(self, name) for name in ("columns", "notes", "groups")}
-        shown = {name: tuple(map(printable, texts)) for name, texts in shown.items()}
-        rows = tuple(tuple(map(printable, row)) for row in self.rows)
-        for name, value in {**shown, "rows": rows, "title": printable(self.title)}.items():
-            object.__setattr__(self, name, value)
+        for name in ("columns", "notes", "groups"):
+            object.__setattr__(self, name, tuple(map(printable, getattr(self, name))))
+        object.__setattr__(self, "rows", tuple(tuple(map(printable, row)) for row in self.rows))
+        object.__setattr__(self, "title", printable(self.title))
 
     def to_markdown(self) -> str:
         """Render as a Markdown table with its title and notes."""

@@ -100,7 +100,7 @@ class FaissBackend(FolderBackend):
         faiss, index = require("faiss", "faiss"), loaded.index
         inner = _inner(index)
         chosen: dict[str, Any] = {}
-        if loaded.n_alive < len(loaded.alive):
+        if len(loaded.labels) < len(loaded.alive):
             bits = np.packbits(loaded.alive, bitorder="little")
             chosen["sel"] = faiss.IDSelectorBitmap(bits)
         lists = faiss.try_extract_index_ivf(index)
@@ -111,8 +111,8 @@ class FaissBackend(FolderBackend):
             chosen["efSearch"] = max(self.options.ef, k)
             params = faiss.SearchParametersHNSW(**chosen)
         elif chosen and not hasattr(inner, "sq") and not isinstance(inner, faiss.IndexFlat):
-            labels = np.flatnonzero(loaded.alive)  # this kind can't skip items
-            return self._compare(loaded, labels, queries, k)
+            # This kind can't skip items.
+            return self._compare(loaded, loaded.labels, queries, k)
         else:
             params = faiss.SearchParameters(**chosen) if chosen else None
         if isinstance(index, faiss.IndexRefine):

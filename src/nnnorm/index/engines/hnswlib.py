@@ -71,7 +71,7 @@ class HnswlibBackend(FolderBackend):
             threads = self.options.threads or -1
             labels, distances = loaded.index.knn_query(queries, k, num_threads=threads)
         except RuntimeError:  # it found fewer than k
-            return self._compare(loaded, np.flatnonzero(loaded.alive), queries, k)
+            return self._compare(loaded, loaded.labels, queries, k)
         return labels.astype(np.int64), 1 - distances
 
     def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:

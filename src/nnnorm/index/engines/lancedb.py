@@ -5,7 +5,6 @@ version, and is overwritten in one commit.
 """
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -187,5 +186,5 @@ def _columns(schema: Any) -> dict[str, Any]:
 
 def _chosen(ids: Ids) -> str:
     """Return the condition that chooses these ids; SQL doubles a quote."""
-    quoted = ("'" + re.sub("'", "''", str(own)) + "'" for own in ids.tolist())
+    quoted = ("'" + str(own).replace("'", "''") + "'" for own in ids.tolist())
     return f"id IN ({', '.join(quoted if ids.dtype.kind == 'U' else map(str, ids.tolist()))})"

@@ -126,9 +126,7 @@ class QdrantBackend(ServerBackend):
         is_local = about.get("path") or about.get("location") == ":memory:"
         params = None if is_local else models.SearchParams(**how)
         asked = {"filter": self._filter(filter), "params": params, "with_payload": [_ID]}
-        requests = [
-            models.QueryRequest(query=vector, limit=k, **asked) for vector in vectors.tolist()
-        ]
+        requests = [models.QueryRequest(query=one, limit=k, **asked) for one in vectors.tolist()]
         answers = self.client.query_batch_points(self._name(version), requests)
         rows = [[(_own_id(hit), hit.score) for hit in answer.points] for answer in answers]
         return Hits.read(rows)
