@@ -86,21 +86,21 @@ def compute_means(
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     n_items, seconds = scores.shape[0], 0.0
     if isinstance(scores, Products) and solver != "exact":
-        budget, model = memory_budget, None
+        model = None
         if solver == "auto" and n_items * scores.shape[1] * scores.rows.dim > _QUICK:
-            sample = sample or sample_means(scores, k, memory_budget=budget)
+            sample = sample or sample_means(scores, k)
             seconds = sample.seconds * n_items / len(sample.rows)
             if seconds > _LONG:
-                model = _choose_model(scores, k, sample, budget, seconds)
+                model = _choose_model(scores, k, sample, seconds)
         elif solver == "approximate":
             quality = quality or choose_quality(n_items)
             if is_worth_lists(*scores.shape, k, quality):
-                sample = sample or sample_means(scores, k, memory_budget=budget)
-                model = learn_lists(scores, k, quality, sample, memory_budget=budget)
+                sample = sample or sample_means(scores, k)
+                model = learn_lists(scores, k, quality, sample)
         elif solver != "auto":
             return _torch_means(scores, k, solver, **options), {"solver": solver}
         if model is not None:
-            return model.means(scores, **options)
+            return model.means(scores, progress)
     bar: Any = nullcontext(progress)
     if progress is None and seconds > _LONG and sys.stderr.isatty():
         bar = progress_bar("Exact means")
@@ -114,9 +114,7 @@ def compute_means(
         return means, {"solver": "exact"}
 
 
-def _choose_model(
-    scores: Products, k: int, sample: Sample, memory_budget: int, seconds: float
-) -> "ListModel | None":
+def _choose_model(scores: Products, k: int, sample: Sample, seconds: float) -> "ListModel | None":
     """Find the lowest quality with a small enough error; None if exact means are better.
 
     `seconds` is the expected time of exact means.
@@ -128,7 +126,7 @@ def _choose_model(
         spent += _LIST_SCORE * learning / n_scores
         if spent + _LIST_SCORE * probing / n_scores > _LARGEST_TIME:
             break
-        model = learn_lists(scores, k, quality, sample, memory_budget=memory_budget)
+        model = learn_lists(scores, k, quality, sample)
         error = math.inf if model is None else model.error
         if error <= _LARGEST_ERROR:
             return model
@@ -187,15 +185,13 @@ def _torch_means(
 # --- approximate: a sample, and the expected work -----------------------------------------------
 
 
-def sample_means(
-    scores: Scores, k: int, *, seed: int = 0, memory_budget: int = DEFAULT_MEMORY_BUDGET
-) -> Sample:
+def sample_means(scores: Products, k: int, *, seed: int = 0) -> Sample:
     """Compute the exact means of up to 512 random items, at most a quarter of a small gallery."""
     n_items = scores.shape[0]
     n_sampled = min(_N_TRAINING, -(-n_items // 4))
     rows = np.sort(np.random.default_rng(seed).permutation(n_items)[:n_sampled])
     started = scoring.processor_time()
-    exact = top_means(scores.some_rows(rows), k, memory_budget=memory_budget)
+    exact = top_means(scores.some_rows(rows), k, memory_budget=scores.memory_budget)
     return Sample(rows, exact, scoring.processor_time() - started)
 
 
@@ -240,34 +236,24 @@ class ListModel:
     error: float
 
     def means(
-        self,
-        products: Products,
-        *,
-        memory_budget: int = DEFAULT_MEMORY_BUDGET,
-        progress: Progress | None = None,
+        self, products: Products, progress: Progress | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
         """Estimate m_k of the training gallery; also return solver, quality and error."""
         values, features, n_candidates = _probe(
-            products.rows, self.lists, self.k, self.quality, memory_budget, progress
+            products.rows, self.lists, self.k, self.quality, products.memory_budget, progress
         )
         values += _predict(self.weights, features).astype(np.float32)
         # Items with fewer than k candidates are computed exactly.
         short = np.flatnonzero(n_candidates < self.k)
         if len(short):
             some = products.some_rows(short)
-            values[short] = top_means(some, self.k, memory_budget=memory_budget)
+            values[short] = top_means(some, self.k, memory_budget=products.memory_budget)
         values[self.sample.rows] = self.sample.exact
         return values, {"solver": "approximate", "quality": self.quality, "error": self.error}
 
 
 def learn_lists(
-    products: Products,
-    k: int,
-    quality: int,
-    sample: Sample,
-    *,
-    seed: int = 0,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    products: Products, k: int, quality: int, sample: Sample, *, seed: int = 0
 ) -> ListModel | None:
     """Learn lists and regression from a bank and a sample; None if lists would not help."""
     n_gallery, n_references = products.shape
@@ -275,9 +261,9 @@ def learn_lists(
         return None
     rng = np.random.default_rng(seed)
     n_lists = _count_lists(n_gallery, n_references, quality)
-    lists = InvertedLists(products.columns, n_lists, rng, memory_budget)
+    lists = InvertedLists(products.columns, n_lists, rng, products.memory_budget)
     items = products.rows.subset(sample.rows)
-    means, features, n_candidates = _probe(items, lists, k, quality, memory_budget)
+    means, features, n_candidates = _probe(items, lists, k, quality, products.memory_budget)
     complete = n_candidates >= k
     if complete.sum() < len(sample.rows) / 2:
         return None
