@@ -248,8 +248,8 @@ def search(
         options["weight"] = None if used is None else weight
         for _, scores in iterate_scores(asked, items, used, **options):
             compared = scores if documents is None else documents.best(scores)
-            rows = Matrix(StoredMatrix([compared], "scores"))
-            some = top_k(rows, n_fetched, memory_budget=memory_budget)
+            rows = Matrix(StoredMatrix([compared], "scores"), memory_budget=memory_budget)
+            some = top_k(rows, n_fetched)
             if documents is not None:
                 some = TopK(some.scores, documents.best_items(scores, some.indices))
             found.append(some)
@@ -257,7 +257,7 @@ def search(
     else:
         offset = None if used is None else np.float32(weight) * used.values
         products = Products(asked, items, offset=offset, memory_budget=memory_budget)
-        best = top_k(products, n_fetched, memory_budget=memory_budget, progress=progress)
+        best = top_k(products, n_fetched, progress)
     confidence = measure_confidence(best.scores)
     indices = np.ascontiguousarray(best.indices[:, :k])
     kept = np.ascontiguousarray(best.scores[:, :k])
@@ -373,7 +373,7 @@ def iterate_scores(
     for start in range(0, n_queries, n_rows):
         stop = min(start + n_rows, n_queries)
         scores = buffer[: stop - start]
-        fill_rows(products, start, scores, memory_budget)
+        fill_rows(products, start, scores)
         yield start, scores if gated is None else _correct(scores, gated, weight)
         if progress is not None:
             progress(stop, n_queries)

@@ -40,7 +40,7 @@ from nnnorm import scoring
 from nnnorm.embeddings import DoubleArray, Embeddings, FloatArray, IntArray
 from nnnorm.errors import NNNormError, check_count, require, warn
 from nnnorm.files import Progress, progress_bar
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Sample, Scores, top_k, top_means
+from nnnorm.scoring import Products, Sample, Scores, top_k, top_means
 
 Solver = Literal["auto", "exact", "torch", "cuda", "mps", "approximate"]
 SOLVER_NAMES: tuple[str, ...] = get_args(Solver)
@@ -79,11 +79,9 @@ def compute_means(
     *,
     quality: int | None = None,
     sample: Sample | None = None,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> tuple[FloatArray, dict[str, Any]]:
     """Compute m_k of every row; `sample` has rows whose means are known already."""
-    options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     n_items, seconds = scores.shape[0], 0.0
     if isinstance(scores, Products) and solver != "exact":
         model = None
@@ -98,19 +96,19 @@ def compute_means(
                 sample = sample or sample_means(scores, k)
                 model = learn_lists(scores, k, quality, sample)
         elif solver != "auto":
-            return _torch_means(scores, k, solver, **options), {"solver": solver}
+            return _torch_means(scores, k, solver, progress), {"solver": solver}
         if model is not None:
             return model.means(scores, progress)
     bar: Any = nullcontext(progress)
     if progress is None and seconds > _LONG and sys.stderr.isatty():
         bar = progress_bar("Exact means")
-    with bar as options["progress"]:
+    with bar as progress:
         if sample is None or not _LARGE_SAMPLE * n_items < len(sample.rows) < n_items:
-            return top_means(scores, k, **options), {"solver": "exact"}
+            return top_means(scores, k, progress), {"solver": "exact"}
         others = np.delete(np.arange(n_items), sample.rows)
         means = np.empty(n_items, dtype=np.float32)
         means[sample.rows] = sample.exact
-        means[others] = top_means(scores.some_rows(others), k, **options)
+        means[others] = top_means(scores.some_rows(others), k, progress)
         return means, {"solver": "exact"}
 
 
@@ -148,10 +146,8 @@ def _choose_model(scores: Products, k: int, sample: Sample, seconds: float) -> "
 # --- torch -------------------------------------------------------------------------------------
 
 
-def _torch_means(
-    scores: Products, k: int, solver: str, *, memory_budget: int, progress: Progress | None
-) -> FloatArray:
-    """Compute m_k exactly in float32 with torch; use about `memory_budget` bytes on the device."""
+def _torch_means(scores: Products, k: int, solver: str, progress: Progress | None) -> FloatArray:
+    """Compute m_k exactly in float32 with torch; use about the memory budget on the device."""
     torch = require("torch", extra="torch")
     device = "cpu" if solver == "torch" else solver
     available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
@@ -160,7 +156,7 @@ def _torch_means(
             f"solver {device} needs such a device, but torch {torch.__version__} finds none; use "
             "solver exact, or install a torch that supports the device"
         )
-    gallery, references = scores.rows, scores.columns
+    gallery, references, memory_budget = scores.rows, scores.columns, scores.memory_budget
     n_items, n_references = scores.shape
     n_block = max(4 * k, min(n_references, memory_budget // 4 // (4 * references.dim)))
     n_strip = max(1, min(n_items, 4096, memory_budget // 2 // (8 * (n_block + k + gallery.dim))))
@@ -191,7 +187,7 @@ def sample_means(scores: Products, k: int, *, seed: int = 0) -> Sample:
     n_sampled = min(_N_TRAINING, -(-n_items // 4))
     rows = np.sort(np.random.default_rng(seed).permutation(n_items)[:n_sampled])
     started = scoring.processor_time()
-    exact = top_means(scores.some_rows(rows), k, memory_budget=scores.memory_budget)
+    exact = top_means(scores.some_rows(rows), k)
     return Sample(rows, exact, scoring.processor_time() - started)
 
 
@@ -246,8 +242,7 @@ class ListModel:
         # Items with fewer than k candidates are computed exactly.
         short = np.flatnonzero(n_candidates < self.k)
         if len(short):
-            some = products.some_rows(short)
-            values[short] = top_means(some, self.k, memory_budget=products.memory_budget)
+            values[short] = top_means(products.some_rows(short), self.k)
         values[self.sample.rows] = self.sample.exact
         return values, {"solver": "approximate", "quality": self.quality, "error": self.error}
 
@@ -353,8 +348,9 @@ def _cluster(
 def _nearest(rows: Embeddings, centroids: FloatArray, memory_budget: int) -> IntArray:
     """Find the closest centroid of every row."""
     offset = (centroids**2).sum(axis=1) / 2
-    products = Products(rows, Embeddings([centroids], "centroids"), offset=offset)
-    return top_k(products, 1, memory_budget=memory_budget).indices[:, 0]
+    columns = Embeddings([centroids], "centroids")
+    products = Products(rows, columns, offset=offset, memory_budget=memory_budget)
+    return top_k(products, 1).indices[:, 0]
 
 
 def best_lists(scores: FloatArray, n_probes: int) -> IntArray:
