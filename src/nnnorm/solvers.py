@@ -236,7 +236,7 @@ class ListModel:
     ) -> tuple[FloatArray, dict[str, Any]]:
         """Estimate m_k of the training gallery; also return solver, quality and error."""
         values, features, n_candidates = _probe(
-            products.rows, self.lists, self.k, self.quality, products.memory_budget, progress
+            products, self.lists, self.k, self.quality, progress
         )
         values += _predict(self.weights, features).astype(np.float32)
         # Items with fewer than k candidates are computed exactly.
@@ -257,8 +257,8 @@ def learn_lists(
     rng = np.random.default_rng(seed)
     n_lists = _count_lists(n_gallery, n_references, quality)
     lists = InvertedLists(products.columns, n_lists, rng, products.memory_budget)
-    items = products.rows.subset(sample.rows)
-    means, features, n_candidates = _probe(items, lists, k, quality, products.memory_budget)
+    some = products.some_rows(sample.rows)
+    means, features, n_candidates = _probe(some, lists, k, quality)
     complete = n_candidates >= k
     if complete.sum() < len(sample.rows) / 2:
         return None
@@ -365,15 +365,10 @@ def best_lists(scores: FloatArray, n_probes: int) -> IntArray:
 
 
 def _probe(
-    gallery: Embeddings,
-    bank: InvertedLists,
-    k: int,
-    n_probes: int,
-    memory_budget: int,
-    progress: Progress | None = None,
+    products: Products, bank: InvertedLists, k: int, n_probes: int, progress: Progress | None = None
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     """Return the mean of the k best scores found, features and number of candidates per item."""
-    n_gallery, dim = gallery.shape
+    n_gallery, dim = products.rows.shape
     n_probes = min(n_probes, len(bank))
     edges = [0, *(2**power for power in range(k.bit_length()) if 2**power < k), k]
     ranks = list(itertools.pairwise(edges))  # 1, 2, 3–4, 5–8, … up to k
@@ -384,7 +379,7 @@ def _probe(
     n_workers = scoring.count_threads()
     # Bytes per item: its row as stored and in float32, and its scores with the lists it probes.
     per_item = 4 * (4 * dim + n_probes * bank.longest)
-    left = memory_budget * 3 // 4 - bank.held_bytes
+    left = products.memory_budget * 3 // 4 - bank.held_bytes
     n_strip = max(64, min(8192, left // (n_workers * per_item), -(-n_gallery // n_workers)))
     stop, own = threading.Event(), threading.local()
     done = scoring.Done(progress, n_gallery)
@@ -402,7 +397,7 @@ def _probe(
         return lists
 
     def probe(start: int, end: int) -> None:
-        items = gallery.rows(start, end)
+        items = products.rows.rows(start, end)
         pieces = range(0, len(items), _PIECE)
         lists = np.concatenate(
             [choose_lists(items[first : first + _PIECE], start + first) for first in pieces]
