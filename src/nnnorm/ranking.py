@@ -5,7 +5,6 @@ correct.
 """
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from nnnorm.bias import Bias, check_correction
 from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, FloatArray, Source, StoredMatrix, open_embeddings
 from nnnorm.errors import NNNormError, check_count, check_number, check_type, require, warn
-from nnnorm.files import Progress, check_file, reading, write_whole
+from nnnorm.files import PathLike, Progress, check_file, reading, write_whole
 from nnnorm.methods import published_product
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, TopK, fill_rows, top_k
 from nnnorm.tables import check_ids
@@ -107,7 +106,7 @@ class Ranking:
             rows, columns=["query", "rank", "item", "score"]
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Save the ranking as a `.npz` file; if that fails, nothing changes.
 
         Parameters
@@ -131,7 +130,7 @@ class Ranking:
         write_whole(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Ranking":
+    def load(cls, path: PathLike) -> "Ranking":
         """Load a ranking from a file that `save` wrote.
 
         Parameters

@@ -51,28 +51,26 @@ _WORKER_BUDGET = 16 * 2**20
 # --- scores in blocks --------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Products:
     """Scores ``rows · columnsᵀ − offset`` of embeddings; the offset, one per column, is a bias."""
 
-    def __init__(
-        self,
-        rows: Embeddings,
-        columns: Embeddings,
-        *,
-        offset: FloatArray | None = None,
-        memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    ) -> None:
+    rows: Embeddings
+    columns: Embeddings
+    offset: FloatArray | None = None
+    memory_budget: int = DEFAULT_MEMORY_BUDGET
+
+    def __post_init__(self) -> None:
+        rows, columns = self.rows, self.columns
         check_same_dim(rows, columns)
         self.shape = len(rows), len(columns)
-        if not columns.in_memory and 4 * len(columns) * columns.dim <= memory_budget // 4:
+        if not columns.in_memory and 4 * len(columns) * columns.dim <= self.memory_budget // 4:
             widened = columns.rows(0, len(columns))  # to float32, once for all strips
             columns.check_unchanged()
-            columns = Embeddings([widened], columns.name)
-        self.rows, self.columns, self.offset = rows, columns, offset
-        self.memory_budget = memory_budget
+            self.columns = Embeddings([widened], columns.name)
         # Reading a block from disk allocates the stored values and their float32 copy.
         self.row_bytes = 0 if rows.in_memory else 8 * rows.dim
-        self.column_bytes = 0 if columns.in_memory else 8 * rows.dim
+        self.column_bytes = 0 if self.columns.in_memory else 8 * rows.dim
 
     def strip(self, start: int, stop: int) -> Strip:
         """Read rows ``start:stop``, and return a function that multiplies them by some columns."""

@@ -257,13 +257,12 @@ class Statistics:
         """Return the reference scores of the gallery, followed by those of its bank if any."""
         scores, bank = self.scores, self.gallery_bank
         if isinstance(bank, Embeddings) and isinstance(scores, Products):
-            rows = scores.rows.joined(bank)
-            return Products(rows, scores.columns, memory_budget=self.memory_budget)
+            return replace(scores, rows=scores.rows.joined(bank))
         if bank is None or not isinstance(scores, Matrix):
             return scores
         below = self._ready(bank, 1, "(n_gallery_references, n_references), with as many columns")
         joined = StoredMatrix([*scores.matrix.parts, *below.matrix.parts], "scores")
-        return Matrix(joined, memory_budget=self.memory_budget)
+        return replace(scores, matrix=joined)
 
     def _ready(self, bank: Any, axis: int, expected: str) -> Matrix:
         """Return given scores of a gallery bank; raise unless they match the scores' shape."""
