@@ -302,8 +302,7 @@ def by_half(problem: Problem, quality: int, seed: int) -> Floats:
 
 
 def probe(problem: Problem, bank: Any, k: int, quality: int) -> Any:
-    budget = DEFAULT_MEMORY_BUDGET
-    return solvers._probe(problem.gallery, bank, k, quality, budget, None)
+    return solvers._probe(Products(problem.gallery, problem.references), bank, k, quality)
 
 
 # --- the measurement ---------------------------------------------------------------------------

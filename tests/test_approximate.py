@@ -43,13 +43,12 @@ def approximate_means(
 ):
     """What `solver="approximate"` does, with a seed; None if exact means are preferable."""
     products = Products(gallery, references, memory_budget=memory_budget)
-    options = {"seed": seed, "memory_budget": memory_budget}
-    sample = sample_means(products, k, **options)
+    sample = sample_means(products, k, seed=seed)
     quality = quality or choose_quality(len(gallery))
-    model = learn_lists(products, k, quality, sample, **options)
+    model = learn_lists(products, k, quality, sample, seed=seed)
     if model is None:
         return None
-    return Estimate(model.means(products, memory_budget=memory_budget)[0], model.error)
+    return Estimate(model.means(products)[0], model.error)
 
 
 @pytest.fixture(scope="module")

@@ -153,7 +153,7 @@ def test_progress_runs_from_nothing_to_everything(small, blocks):
 
 def test_a_budget_below_a_megabyte_is_refused(small):
     with pytest.raises(NNNormError, match="memory_budget must be at least"):
-        top_k(products(small.gallery, small.references), 5, memory_budget=1000)
+        top_k(products(small.gallery, small.references, budget=1000), 5)
 
 
 # --- threads -------------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ def test_a_solver_that_was_asked_for_computes_every_mean_of_a_grid(problem, solv
 
 @pytest.mark.parametrize("budget", [2**20, 2**22])
 def test_torch_within_a_small_budget_is_the_same(problem, exact_means, budget):
-    values, _ = compute_means("torch", Products(*problem), 50, memory_budget=budget)
+    values, _ = compute_means("torch", Products(*problem, memory_budget=budget), 50)
     np.testing.assert_allclose(values, exact_means(50), atol=1e-6)
 
 

@@ -8,7 +8,6 @@ Equal rows are found however you divide them into calls. With more than 4,096 ro
 near-duplicates are found may depend on that division.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from nnnorm import embeddings
 from nnnorm.dedup import NEAR_COPY, UniqueRows, describe_unique
 from nnnorm.embeddings import Embeddings, IntArray, Source, open_embeddings
 from nnnorm.errors import NNNormError, check_count, warn
-from nnnorm.files import Progress, load_record, save_record
+from nnnorm.files import PathLike, Progress, load_record, save_record
 from nnnorm.tables import TABLE_SUFFIXES, LogPart, is_log, read_counts, read_log, read_times
 from nnnorm.version import __version__
 
@@ -366,7 +365,7 @@ class Bank:
 
     # --- files -------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Save the bank as a `.safetensors` file; if that fails, nothing changes.
 
         Parameters
@@ -387,7 +386,7 @@ class Bank:
         save_record(path, "bank", self._kept._asdict(), self.to_dict())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Bank":
+    def load(cls, path: PathLike) -> "Bank":
         """Load a bank from a file that `save` wrote.
 
         Parameters

@@ -8,7 +8,6 @@ A correction can also push down items that people often want. ``bias + Popularit
 ``weight·log(1 + clicks)`` to the corrected score. The result is still one number per item.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ import numpy.typing as npt
 from nnnorm.dedup import describe_size
 from nnnorm.embeddings import Embeddings, FloatArray
 from nnnorm.errors import NNNormError, check_number, check_type, first_line
-from nnnorm.files import load_record, save_record
+from nnnorm.files import PathLike, load_record, save_record
 from nnnorm.version import __version__
 
 # With a larger correction, the corrected score may be infinite in float32.
@@ -271,7 +270,7 @@ class Bias:
             "reference_norms": self.reference_norms and list(self.reference_norms),
         }
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Save the bias as a `.safetensors` file; if that fails, nothing changes.
 
         Parameters
@@ -296,7 +295,7 @@ class Bias:
         save_record(path, "bias", arrays, self.to_dict())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Bias":
+    def load(cls, path: PathLike) -> "Bias":
         """Load a bias from a file that `save` wrote.
 
         Parameters

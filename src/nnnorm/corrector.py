@@ -31,7 +31,7 @@ from nnnorm.calibration import Calibration
 from nnnorm.dedup import Duplicates, drop_copies
 from nnnorm.embeddings import Embeddings, FloatArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, check_number, check_type, quiet, warn
-from nnnorm.files import Progress, load_record, save_record
+from nnnorm.files import PathLike, Progress, load_record, save_record
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z
 from nnnorm.methods import NNN, describe_setting, make_method
 from nnnorm.methods.base import Method, Statistics, open_groups, open_references, warn_of_mismatch
@@ -781,7 +781,7 @@ class Corrector:
             **({} if self.calibration is None else {"calibration": self.calibration.to_dict()}),
         }
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Save the corrector as a `.safetensors` file; if that fails, nothing changes.
 
         Parameters
@@ -810,7 +810,7 @@ class Corrector:
         save_record(path, "corrector", arrays, self.to_dict())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Corrector":
+    def load(cls, path: PathLike) -> "Corrector":
         """Load a corrector from a file that `save` wrote.
 
         Parameters
@@ -855,7 +855,7 @@ class Corrector:
 
 
 # A corrector, or the path of its file.
-Correction: TypeAlias = Corrector | str | os.PathLike[str]
+Correction: TypeAlias = Corrector | PathLike
 
 
 def open_corrector(given: Correction) -> Corrector:

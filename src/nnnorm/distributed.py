@@ -21,10 +21,9 @@ from threadpoolctl import threadpool_limits
 from nnnorm import errors
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, first_line, require, show_url, warn
-from nnnorm.files import Progress, write_whole
+from nnnorm.files import PathLike, Progress, write_whole
 
 Output: TypeAlias = Literal["bias", "vectors"]
-Place: TypeAlias = str | os.PathLike[str]
 
 _NAMES = {"bias": "nnnorm_bias", "vectors": "vector"}
 _BATCH_ROWS = 8192
@@ -87,8 +86,8 @@ def make_worker(
 
 def transform_parquet(
     corrector: Corrector,
-    source: Place,
-    destination: Place,
+    source: PathLike,
+    destination: PathLike,
     *,
     column: str = "embedding",
     ids: str = "id",

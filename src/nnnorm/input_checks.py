@@ -153,9 +153,7 @@ def _compare(rows: Embeddings, items: Embeddings) -> tuple[DoubleArray, DoubleAr
     return effect, variance
 
 
-def warn_of_items(
-    references: Embeddings, gallery: Embeddings, queries: Embeddings | None = None
-) -> bool:
+def warn_of_items(references: Embeddings, gallery: Embeddings, queries: Embeddings | None) -> bool:
     """Warn if references seem to be items, and return whether they do.
 
     They do if they can't be distinguished from items, but the queries, if there are any, can.

@@ -5,7 +5,6 @@ correct.
 """
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from nnnorm.bias import Bias, check_correction
 from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, FloatArray, Source, StoredMatrix, open_embeddings
 from nnnorm.errors import NNNormError, check_count, check_number, check_type, require, warn
-from nnnorm.files import Progress, check_file, reading, write_whole
+from nnnorm.files import PathLike, Progress, check_file, reading, write_whole
 from nnnorm.methods import published_product
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, TopK, fill_rows, top_k
 from nnnorm.tables import check_ids
@@ -107,7 +106,7 @@ class Ranking:
             rows, columns=["query", "rank", "item", "score"]
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Save the ranking as a `.npz` file; if that fails, nothing changes.
 
         Parameters
@@ -131,7 +130,7 @@ class Ranking:
         write_whole(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Ranking":
+    def load(cls, path: PathLike) -> "Ranking":
         """Load a ranking from a file that `save` wrote.
 
         Parameters
@@ -248,8 +247,8 @@ def search(
         options["weight"] = None if used is None else weight
         for _, scores in iterate_scores(asked, items, used, **options):
             compared = scores if documents is None else documents.best(scores)
-            rows = Matrix(StoredMatrix([compared], "scores"))
-            some = top_k(rows, n_fetched, memory_budget=memory_budget)
+            rows = Matrix(StoredMatrix([compared], "scores"), memory_budget=memory_budget)
+            some = top_k(rows, n_fetched)
             if documents is not None:
                 some = TopK(some.scores, documents.best_items(scores, some.indices))
             found.append(some)
@@ -257,7 +256,7 @@ def search(
     else:
         offset = None if used is None else np.float32(weight) * used.values
         products = Products(asked, items, offset=offset, memory_budget=memory_budget)
-        best = top_k(products, n_fetched, memory_budget=memory_budget, progress=progress)
+        best = top_k(products, n_fetched, progress)
     confidence = measure_confidence(best.scores)
     indices = np.ascontiguousarray(best.indices[:, :k])
     kept = np.ascontiguousarray(best.scores[:, :k])
@@ -373,7 +372,7 @@ def iterate_scores(
     for start in range(0, n_queries, n_rows):
         stop = min(start + n_rows, n_queries)
         scores = buffer[: stop - start]
-        fill_rows(products, start, scores, memory_budget)
+        fill_rows(products, start, scores)
         yield start, scores if gated is None else _correct(scores, gated, weight)
         if progress is not None:
             progress(stop, n_queries)

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -51,28 +51,26 @@ _WORKER_BUDGET = 16 * 2**20
 # --- scores in blocks --------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Products:
     """Scores ``rows · columnsᵀ − offset`` of embeddings; the offset, one per column, is a bias."""
 
-    def __init__(
-        self,
-        rows: Embeddings,
-        columns: Embeddings,
-        *,
-        offset: FloatArray | None = None,
-        memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    ) -> None:
+    rows: Embeddings
+    columns: Embeddings
+    offset: FloatArray | None = None
+    memory_budget: int = DEFAULT_MEMORY_BUDGET
+
+    def __post_init__(self) -> None:
+        rows, columns = self.rows, self.columns
         check_same_dim(rows, columns)
         self.shape = len(rows), len(columns)
-        if not columns.in_memory and 4 * len(columns) * columns.dim <= memory_budget // 4:
+        if not columns.in_memory and 4 * len(columns) * columns.dim <= self.memory_budget // 4:
             widened = columns.rows(0, len(columns))  # to float32, once for all strips
             columns.check_unchanged()
-            columns = Embeddings([widened], columns.name)
-        self.rows, self.columns, self.offset = rows, columns, offset
-        self.memory_budget = memory_budget
+            self.columns = Embeddings([widened], columns.name)
         # Reading a block from disk allocates the stored values and their float32 copy.
         self.row_bytes = 0 if rows.in_memory else 8 * rows.dim
-        self.column_bytes = 0 if columns.in_memory else 8 * rows.dim
+        self.column_bytes = 0 if self.columns.in_memory else 8 * rows.dim
 
     def strip(self, start: int, stop: int) -> Strip:
         """Read rows ``start:stop``, and return a function that multiplies them by some columns."""
@@ -109,22 +107,23 @@ class Products:
         return Products(rows, self.columns, memory_budget=self.memory_budget)
 
 
+@dataclass(eq=False)
 class Matrix:
     """Existing scores minus an offset per column, shape ``(n_rows, n_columns)``."""
 
+    matrix: StoredMatrix
+    is_transposed: bool = False
+    offset: FloatArray | None = None
+    memory_budget: int = DEFAULT_MEMORY_BUDGET
     column_bytes = 0
 
-    def __init__(
-        self, scores: StoredMatrix, *, is_transposed: bool = False, offset: FloatArray | None = None
-    ) -> None:
-        self.matrix, self.offset = scores, offset
-        self._is_transposed = is_transposed
-        self.shape = scores.shape[::-1] if is_transposed else scores.shape
+    def __post_init__(self) -> None:
+        self.shape = self.matrix.shape[::-1] if self.is_transposed else self.matrix.shape
         self.row_bytes = 4 * self.shape[1]
 
     def strip(self, start: int, stop: int) -> Strip:
         """Read rows ``start:stop``, and return a function that copies some columns of them."""
-        if self._is_transposed:
+        if self.is_transposed:
             rows = np.empty((stop - start, self.shape[1]), dtype=np.float32)
             for first_row, block in self.matrix.blocks():
                 rows[:, first_row : first_row + len(block)] = block[:, start:stop].T
@@ -145,11 +144,11 @@ class Matrix:
     def some_rows(self, indices: IntArray) -> "Matrix":
         """Return the scores of some rows only."""
         some = StoredMatrix([self.matrix.take(indices)], self.matrix.name)
-        return Matrix(some, offset=self.offset)
+        return replace(self, matrix=some)
 
     def transposed(self) -> "Matrix":
         """Return the scores with rows and columns exchanged, without a copy."""
-        return Matrix(self.matrix, is_transposed=not self._is_transposed)
+        return replace(self, is_transposed=not self.is_transposed)
 
     def mean(self) -> FloatArray:
         """Return the mean score of every row, without the offset."""
@@ -160,18 +159,18 @@ class Matrix:
         """Return the scores minus `center`, one number per column, by default its mean."""
         if center is None:
             center = self.matrix.column_means().astype(np.float32)
-        return Matrix(self.matrix, offset=center)
+        return replace(self, offset=center)
 
 
 # A matrix of scores that is read in blocks.
 Scores: TypeAlias = Products | Matrix
 
 
-def fill_rows(scores: Scores, start: int, out: FloatArray, memory_budget: int) -> None:
+def fill_rows(scores: Scores, start: int, out: FloatArray) -> None:
     """Compute whole rows from `start` on; columns that need conversion are read in blocks."""
     read, n_block = scores.strip(start, start + len(out)), out.shape[1]
     if scores.column_bytes:
-        n_block = max(1, min(n_block, memory_budget // 8 // scores.column_bytes))
+        n_block = max(1, min(n_block, scores.memory_budget // 8 // scores.column_bytes))
     for first in range(0, out.shape[1], n_block):
         last = min(first + n_block, out.shape[1])
         read(first, last, out[:, first:last])
@@ -196,33 +195,30 @@ class Sample(NamedTuple):
     seconds: float
 
 
-def top_k(scores: Scores, k: int, **options: Any) -> TopK:
-    """Find the k best columns of every row; ties go to the lower column.
-
-    The options of this and the next function are `memory_budget` and `progress`.
-    """
+def top_k(scores: Scores, k: int, progress: Progress | None = None) -> TopK:
+    """Find the k best columns of every row; ties go to the lower column."""
     n_rows = scores.shape[0]
     found = TopK(np.empty((n_rows, k), np.float32), np.empty((n_rows, k), np.int64))
     # Bytes per row: 3k candidates with their sort keys.
-    for start, stop, best in _reduce_best(scores, KeepBest, k, 64 * (3 * k + 64), **options):
+    for start, stop, best in _reduce_best(scores, KeepBest, k, 64 * (3 * k + 64), progress):
         found.scores[start:stop], found.indices[start:stop] = best
     return found
 
 
-def top_means(scores: Scores, k: int, **options: Any) -> FloatArray:
+def top_means(scores: Scores, k: int, progress: Progress | None = None) -> FloatArray:
     """Compute the mean of the k best values of every row: ``m_k``, shape ``(n_rows,)``."""
     means = np.empty(scores.shape[0], dtype=np.float32)
-    for start, stop, best in _reduce_best(scores, KeepBestValues, k, 4 * (10 * k + 128), **options):
+    for start, stop, best in _reduce_best(scores, KeepBestValues, k, 4 * (10 * k + 128), progress):
         means[start:stop] = best.mean(axis=1, dtype=np.float64)
     return means
 
 
 def _reduce_best(
-    scores: Scores, kind: Any, k: int, bytes_per_row: int, **options: Any
+    scores: Scores, kind: Any, k: int, bytes_per_row: int, progress: Progress | None
 ) -> Iterator[tuple[int, int, Any]]:
     # Bytes per score: a partitioned copy and a mask.
     needs: dict[str, Any] = {"bytes_per_score": 5, "bytes_per_row": bytes_per_row, "narrowest": k}
-    return reduce_rows(scores, partial(kind, k=k), **needs, **options)
+    return reduce_rows(scores, partial(kind, k=k), **needs, progress=progress)
 
 
 class KeepBestValues:
@@ -346,14 +342,13 @@ def reduce_rows(
     bytes_per_score: int,
     bytes_per_row: int,
     narrowest: int = 1,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, int, Any]]:
     """Visit all scores once, strip by strip, and yield ``(start, stop, result)`` in row order.
 
     If memory allows, a block has at least `narrowest` columns, such as k for the k best.
     """
-    n_rows, n_columns = scores.shape
+    (n_rows, n_columns), memory_budget = scores.shape, scores.memory_budget
     if memory_budget < _SMALLEST_BUDGET:
         raise NNNormError(
             f"memory_budget must be at least {_SMALLEST_BUDGET} bytes (1 MB); got {memory_budget}"

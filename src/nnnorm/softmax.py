@@ -11,7 +11,6 @@ the strip's part of the plan to the sums of the columns. These sums determine th
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from nnnorm import scoring
 from nnnorm.embeddings import DoubleArray, FloatArray
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores
+from nnnorm.scoring import Products, Scores
 
 # Smaller exponents are negligible compared with the maximum's 1, and exp would return subnormal
 # numbers, which are slow.
@@ -31,7 +30,7 @@ _CACHED_COLUMNS = 2**13
 
 
 def scan(
-    scores: Scores, *, k: int, betas: Sequence[float] = (), **options: Any
+    scores: Scores, *, k: int, betas: Sequence[float] = (), progress: Progress | None = None
 ) -> Iterator[tuple[int, int, tuple[FloatArray, DoubleArray]]]:
     """Yield ``(start, stop, (best, logs))`` for strips of rows, from one product.
 
@@ -45,14 +44,14 @@ def scan(
         bytes_per_score=(5 if k else 1) + (len(betas) > 0),
         bytes_per_row=needs,
         narrowest=k if k or not betas else 1,
-        **options,
+        progress=progress,
     )
 
 
-def log_mean_exp(scores: Scores, betas: Sequence[float], **options: Any) -> DoubleArray:
+def log_mean_exp(scores: Scores, betas: Sequence[float]) -> DoubleArray:
     """Compute ``log( mean_j exp(β·s_ij) )`` for every row and β, shape ``(n_betas, n_rows)``."""
     out = np.empty((len(betas), scores.shape[0]))
-    for start, stop, (_, logs) in scan(scores, k=0, betas=betas, **options):
+    for start, stop, (_, logs) in scan(scores, k=0, betas=betas):
         out[:, start:stop] = logs
     return out
 
@@ -182,15 +181,14 @@ def transport_biases(
     iterations: int,
     *,
     n_wanted: int,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> DoubleArray:
     """Compute ``−τ·log u`` of every row, plus a constant that puts it on the scale of a score."""
     n_rows, n_columns = scores.shape
     scales = [1 / tau for tau in taus]
-    strips = _Strips(scores, memory_budget)
+    strips = _Strips(scores)
     done = scoring.Done(progress, (iterations - 1) * n_rows + n_wanted)
-    log_v = -log_mean_exp(scores.transposed(), scales, memory_budget=memory_budget)
+    log_v = -log_mean_exp(scores.transposed(), scales)
     for _ in range(iterations - 1):
         column_sums = np.zeros((len(taus), n_columns))
         for start, stop, strip in strips.read(n_rows):
@@ -213,8 +211,8 @@ def transport_biases(
 class _Strips:
     """Whole rows of scores in strips; those that fit in memory are multiplied only once."""
 
-    def __init__(self, scores: Scores, memory_budget: int) -> None:
-        self.scores, self._memory_budget = scores, memory_budget
+    def __init__(self, scores: Scores) -> None:
+        self.scores, memory_budget = scores, scores.memory_budget
         n_rows, n_columns = scores.shape
         # Bytes for a strip of scores, and for temporary arrays of exp and sums.
         bytes_per_row = 12 * n_columns + scores.row_bytes
@@ -241,7 +239,7 @@ class _Strips:
                     self._spare -= strip.nbytes
                     strip = np.empty_like(strip)
                     self._held.append(strip)
-                scoring.fill_rows(self.scores, first, strip, self._memory_budget)
+                scoring.fill_rows(self.scores, first, strip)
             else:
                 strip = self._held[number]
             wanted = min(last, stop)

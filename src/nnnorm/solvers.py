@@ -40,7 +40,7 @@ from nnnorm import scoring
 from nnnorm.embeddings import DoubleArray, Embeddings, FloatArray, IntArray
 from nnnorm.errors import NNNormError, check_count, require, warn
 from nnnorm.files import Progress, progress_bar
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Sample, Scores, top_k, top_means
+from nnnorm.scoring import Products, Sample, Scores, top_k, top_means
 
 Solver = Literal["auto", "exact", "torch", "cuda", "mps", "approximate"]
 SOLVER_NAMES: tuple[str, ...] = get_args(Solver)
@@ -79,44 +79,40 @@ def compute_means(
     *,
     quality: int | None = None,
     sample: Sample | None = None,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> tuple[FloatArray, dict[str, Any]]:
     """Compute m_k of every row; `sample` has rows whose means are known already."""
-    options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     n_items, seconds = scores.shape[0], 0.0
     if isinstance(scores, Products) and solver != "exact":
-        budget, model = memory_budget, None
+        model = None
         if solver == "auto" and n_items * scores.shape[1] * scores.rows.dim > _QUICK:
-            sample = sample or sample_means(scores, k, memory_budget=budget)
+            sample = sample or sample_means(scores, k)
             seconds = sample.seconds * n_items / len(sample.rows)
             if seconds > _LONG:
-                model = _choose_model(scores, k, sample, budget, seconds)
+                model = _choose_model(scores, k, sample, seconds)
         elif solver == "approximate":
             quality = quality or choose_quality(n_items)
             if is_worth_lists(*scores.shape, k, quality):
-                sample = sample or sample_means(scores, k, memory_budget=budget)
-                model = learn_lists(scores, k, quality, sample, memory_budget=budget)
+                sample = sample or sample_means(scores, k)
+                model = learn_lists(scores, k, quality, sample)
         elif solver != "auto":
-            return _torch_means(scores, k, solver, **options), {"solver": solver}
+            return _torch_means(scores, k, solver, progress), {"solver": solver}
         if model is not None:
-            return model.means(scores, **options)
+            return model.means(scores, progress)
     bar: Any = nullcontext(progress)
     if progress is None and seconds > _LONG and sys.stderr.isatty():
         bar = progress_bar("Exact means")
-    with bar as options["progress"]:
+    with bar as progress:
         if sample is None or not _LARGE_SAMPLE * n_items < len(sample.rows) < n_items:
-            return top_means(scores, k, **options), {"solver": "exact"}
+            return top_means(scores, k, progress), {"solver": "exact"}
         others = np.delete(np.arange(n_items), sample.rows)
         means = np.empty(n_items, dtype=np.float32)
         means[sample.rows] = sample.exact
-        means[others] = top_means(scores.some_rows(others), k, **options)
+        means[others] = top_means(scores.some_rows(others), k, progress)
         return means, {"solver": "exact"}
 
 
-def _choose_model(
-    scores: Products, k: int, sample: Sample, memory_budget: int, seconds: float
-) -> "ListModel | None":
+def _choose_model(scores: Products, k: int, sample: Sample, seconds: float) -> "ListModel | None":
     """Find the lowest quality with a small enough error; None if exact means are better.
 
     `seconds` is the expected time of exact means.
@@ -128,7 +124,7 @@ def _choose_model(
         spent += _LIST_SCORE * learning / n_scores
         if spent + _LIST_SCORE * probing / n_scores > _LARGEST_TIME:
             break
-        model = learn_lists(scores, k, quality, sample, memory_budget=memory_budget)
+        model = learn_lists(scores, k, quality, sample)
         error = math.inf if model is None else model.error
         if error <= _LARGEST_ERROR:
             return model
@@ -150,10 +146,8 @@ def _choose_model(
 # --- torch -------------------------------------------------------------------------------------
 
 
-def _torch_means(
-    scores: Products, k: int, solver: str, *, memory_budget: int, progress: Progress | None
-) -> FloatArray:
-    """Compute m_k exactly in float32 with torch; use about `memory_budget` bytes on the device."""
+def _torch_means(scores: Products, k: int, solver: str, progress: Progress | None) -> FloatArray:
+    """Compute m_k exactly in float32 with torch; use about the memory budget on the device."""
     torch = require("torch", extra="torch")
     device = "cpu" if solver == "torch" else solver
     available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
@@ -162,7 +156,7 @@ def _torch_means(
             f"solver {device} needs such a device, but torch {torch.__version__} finds none; use "
             "solver exact, or install a torch that supports the device"
         )
-    gallery, references = scores.rows, scores.columns
+    gallery, references, memory_budget = scores.rows, scores.columns, scores.memory_budget
     n_items, n_references = scores.shape
     n_block = max(4 * k, min(n_references, memory_budget // 4 // (4 * references.dim)))
     n_strip = max(1, min(n_items, 4096, memory_budget // 2 // (8 * (n_block + k + gallery.dim))))
@@ -187,15 +181,13 @@ def _torch_means(
 # --- approximate: a sample, and the expected work -----------------------------------------------
 
 
-def sample_means(
-    scores: Scores, k: int, *, seed: int = 0, memory_budget: int = DEFAULT_MEMORY_BUDGET
-) -> Sample:
+def sample_means(scores: Products, k: int, *, seed: int = 0) -> Sample:
     """Compute the exact means of up to 512 random items, at most a quarter of a small gallery."""
     n_items = scores.shape[0]
     n_sampled = min(_N_TRAINING, -(-n_items // 4))
     rows = np.sort(np.random.default_rng(seed).permutation(n_items)[:n_sampled])
     started = scoring.processor_time()
-    exact = top_means(scores.some_rows(rows), k, memory_budget=memory_budget)
+    exact = top_means(scores.some_rows(rows), k)
     return Sample(rows, exact, scoring.processor_time() - started)
 
 
@@ -240,34 +232,23 @@ class ListModel:
     error: float
 
     def means(
-        self,
-        products: Products,
-        *,
-        memory_budget: int = DEFAULT_MEMORY_BUDGET,
-        progress: Progress | None = None,
+        self, products: Products, progress: Progress | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
         """Estimate m_k of the training gallery; also return solver, quality and error."""
         values, features, n_candidates = _probe(
-            products.rows, self.lists, self.k, self.quality, memory_budget, progress
+            products, self.lists, self.k, self.quality, progress
         )
         values += _predict(self.weights, features).astype(np.float32)
         # Items with fewer than k candidates are computed exactly.
         short = np.flatnonzero(n_candidates < self.k)
         if len(short):
-            some = products.some_rows(short)
-            values[short] = top_means(some, self.k, memory_budget=memory_budget)
+            values[short] = top_means(products.some_rows(short), self.k)
         values[self.sample.rows] = self.sample.exact
         return values, {"solver": "approximate", "quality": self.quality, "error": self.error}
 
 
 def learn_lists(
-    products: Products,
-    k: int,
-    quality: int,
-    sample: Sample,
-    *,
-    seed: int = 0,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    products: Products, k: int, quality: int, sample: Sample, *, seed: int = 0
 ) -> ListModel | None:
     """Learn lists and regression from a bank and a sample; None if lists would not help."""
     n_gallery, n_references = products.shape
@@ -275,9 +256,9 @@ def learn_lists(
         return None
     rng = np.random.default_rng(seed)
     n_lists = _count_lists(n_gallery, n_references, quality)
-    lists = InvertedLists(products.columns, n_lists, rng, memory_budget)
-    items = products.rows.subset(sample.rows)
-    means, features, n_candidates = _probe(items, lists, k, quality, memory_budget)
+    lists = InvertedLists(products.columns, n_lists, rng, products.memory_budget)
+    some = products.some_rows(sample.rows)
+    means, features, n_candidates = _probe(some, lists, k, quality)
     complete = n_candidates >= k
     if complete.sum() < len(sample.rows) / 2:
         return None
@@ -367,8 +348,9 @@ def _cluster(
 def _nearest(rows: Embeddings, centroids: FloatArray, memory_budget: int) -> IntArray:
     """Find the closest centroid of every row."""
     offset = (centroids**2).sum(axis=1) / 2
-    products = Products(rows, Embeddings([centroids], "centroids"), offset=offset)
-    return top_k(products, 1, memory_budget=memory_budget).indices[:, 0]
+    columns = Embeddings([centroids], "centroids")
+    products = Products(rows, columns, offset=offset, memory_budget=memory_budget)
+    return top_k(products, 1).indices[:, 0]
 
 
 def best_lists(scores: FloatArray, n_probes: int) -> IntArray:
@@ -383,15 +365,10 @@ def best_lists(scores: FloatArray, n_probes: int) -> IntArray:
 
 
 def _probe(
-    gallery: Embeddings,
-    bank: InvertedLists,
-    k: int,
-    n_probes: int,
-    memory_budget: int,
-    progress: Progress | None = None,
+    products: Products, bank: InvertedLists, k: int, n_probes: int, progress: Progress | None = None
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     """Return the mean of the k best scores found, features and number of candidates per item."""
-    n_gallery, dim = gallery.shape
+    n_gallery, dim = products.rows.shape
     n_probes = min(n_probes, len(bank))
     edges = [0, *(2**power for power in range(k.bit_length()) if 2**power < k), k]
     ranks = list(itertools.pairwise(edges))  # 1, 2, 3–4, 5–8, … up to k
@@ -402,7 +379,7 @@ def _probe(
     n_workers = scoring.count_threads()
     # Bytes per item: its row as stored and in float32, and its scores with the lists it probes.
     per_item = 4 * (4 * dim + n_probes * bank.longest)
-    left = memory_budget * 3 // 4 - bank.held_bytes
+    left = products.memory_budget * 3 // 4 - bank.held_bytes
     n_strip = max(64, min(8192, left // (n_workers * per_item), -(-n_gallery // n_workers)))
     stop, own = threading.Event(), threading.local()
     done = scoring.Done(progress, n_gallery)
@@ -420,7 +397,7 @@ def _probe(
         return lists
 
     def probe(start: int, end: int) -> None:
-        items = gallery.rows(start, end)
+        items = products.rows.rows(start, end)
         pieces = range(0, len(items), _PIECE)
         lists = np.concatenate(
             [choose_lists(items[first : first + _PIECE], start + first) for first in pieces]

@@ -7,7 +7,6 @@ too: uncorrected, corrected, and after a refit.
 """
 
 import math
-import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.corrector import Corrector, open_corrector
+from nnnorm.corrector import Correction, Corrector, open_corrector
 from nnnorm.dedup import drop_copies
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
@@ -72,7 +71,7 @@ class Drift(Record):
 
 
 def measure_drift(
-    corrector: Corrector | str | os.PathLike[str],
+    corrector: Correction,
     queries: Source,
     *,
     gallery: Source | None = None,

@@ -25,7 +25,7 @@ from nnnorm.documents import Documents
 from nnnorm.embeddings import Embeddings, IntArray, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, check_count, warn
 from nnnorm.evaluation.results import FloatArray, Interval, Record, interval_of_difference
-from nnnorm.files import Progress
+from nnnorm.files import PathLike, Progress
 from nnnorm.input_checks import check_inputs, warn_of_mismatch
 from nnnorm.methods import open_references
 from nnnorm.ranking import GivesBias, Ranking, iterate_scores, search, take_bias, warn_of_scale
@@ -163,7 +163,7 @@ def make_truth(
     return Truth(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items, grades)
 
 
-def read_truth(path: str | os.PathLike[str]) -> Any:
+def read_truth(path: PathLike) -> Any:
     """Read a truth file: `.npy` of shape (n_queries,) or (n_pairs, 2), or `.json` with lists."""
     file = Path(path)
     if not file.is_file():

@@ -17,7 +17,6 @@ hub can't hide among its own copies. Zeros, constants and unusual norms are alwa
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,12 +27,12 @@ import numpy as np
 from nnnorm import embeddings
 from nnnorm.arrays import Ids
 from nnnorm.bank import Bank
-from nnnorm.corrector import Corrector, open_corrector
+from nnnorm.corrector import Correction, open_corrector
 from nnnorm.dedup import as_units, drop_copies
 from nnnorm.embeddings import DoubleArray, Embeddings, FloatArray, IntArray, Source, ValidRows
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.results import Record
-from nnnorm.files import Progress, write_whole
+from nnnorm.files import PathLike, Progress, write_whole
 from nnnorm.methods import open_references
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, count_threads, draw_rows, strips_in_order
@@ -151,7 +150,7 @@ class Scan(Record):
         counts = {verdict: self.count(verdict) for verdict in ("fine", "watch", "remove")}
         return super().to_dict() | counts
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Write the ids of `to_remove`: a JSON list, or text with one per line."""
         path, ids = Path(path), self.to_remove
         if path.suffix not in (".txt", ".json"):
@@ -168,7 +167,7 @@ def scan(
     gallery: Source,
     references: Source | Bank | None = None,
     *,
-    corrector: Corrector | str | os.PathLike[str] | None = None,
+    corrector: Correction | None = None,
     ids: Sequence[Any] | None = None,
     budget: Budget = DEFAULT_BUDGET,
     normalize: bool | None = None,
@@ -237,7 +236,7 @@ def scan(
 
 
 def screen(
-    corrector: Corrector | str | os.PathLike[str],
+    corrector: Correction,
     items: Source,
     *,
     ids: Sequence[Any] | None = None,

@@ -10,7 +10,7 @@ Cross-fitting measures what a choice is worth on other queries: each fifth of th
 setting chosen on the others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress, product
@@ -187,7 +187,7 @@ class Trial:
             first = len(self.settings)
             self._variants[number] = [number, *range(first, first + len(others))]
             self.settings += others
-            self.hits = np.concatenate([self.hits, self.sweep(one.correction for one in others)])
+            self.hits = np.concatenate([self.hits, self.sweep([one.correction for one in others])])
         rows = self._variants[number]
         return rows[_first_near_best(self.hits[rows][:, among], self.clusters[among])]
 
@@ -195,11 +195,9 @@ class Trial:
         """Return the number of the cell that a setting is a variant of, or its own."""
         return next((cell for cell, rows in self._variants.items() if number in rows), number)
 
-    def sweep(self, corrections: Iterable[Correction]) -> FloatArray:
+    def sweep(self, corrections: Sequence[Correction]) -> FloatArray:
         """Return the hits@1 of the tuning queries with each of the corrections."""
-        return sweep_hits(
-            self.queries, self.gallery, self.raw.truth, list(corrections), **self.options
-        )
+        return sweep_hits(self.queries, self.gallery, self.raw.truth, corrections, **self.options)
 
     def evaluation(self, number: int) -> Evaluation:
         """Evaluate a setting on the tuning queries, as `evaluate` does; results are cached."""
@@ -420,7 +418,7 @@ def _choose_popularity(
     scale = float(np.mean(trial.gallery.norm_range) * np.mean(trial.queries.norm_range))
     weights = [float(f"{weight * scale:.3g}") for weight in _WEIGHTS]
     biases = [bias, *(bias + Popularity(clicks, weight=weight) for weight in weights[1:])]
-    hits = trial.sweep(partial(np.asarray, one.correction) for one in biases)
+    hits = trial.sweep([partial(np.asarray, one.correction) for one in biases])
     chosen = _first_near_best(hits, trial.clusters)
     pairs = zip(weights, hits.mean(axis=1, dtype=np.float64).tolist(), strict=True)
     grid = tuple({"weight": weight, "recall_at_1": recall} for weight, recall in pairs)

@@ -114,7 +114,7 @@ class Session:
         self.candidates = Candidates(
             self.queries, self.gallery, self._anchors(), depth=_DEPTH, progress=progress
         )
-        self.statistics.options["progress"] = None
+        self.statistics.progress = None
         self.thumbnails = None if material.pictures is None else Thumbnails(material.pictures)
         self.filters = material.filters()
         self.map, self.tuning = start(self._project), start(self._tune)

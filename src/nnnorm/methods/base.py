@@ -85,7 +85,7 @@ class Statistics:
         self.gallery, self.references, self.gallery_bank = gallery, references, gallery_bank
         self.scores: Scores
         if not isinstance(gallery, Embeddings):
-            self.scores = Matrix(gallery)
+            self.scores = Matrix(gallery, memory_budget=memory_budget)
         elif references is not None:
             self.scores = Products(gallery, references.embeddings, memory_budget=memory_budget)
             if isinstance(gallery_bank, Embeddings):
@@ -95,7 +95,7 @@ class Statistics:
         # The number of references as passed, including near-duplicates that were dropped.
         self.n_given = self.n_references if references is None else references.n_given
         self.groups, self.solver, self.quality = groups, solver, quality
-        self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+        self.memory_budget, self.progress = memory_budget, progress
         # Measurements of the automatic rule of `NNN`, by k and whether items are centered.
         self.evidence: dict[tuple[int, bool], Any] = {}
         self._center = center
@@ -108,8 +108,8 @@ class Statistics:
     def subset(self, rows: npt.NDArray[np.int64]) -> "Statistics":
         """Return statistics of some items, without groups."""
         items: Any = self.gallery  # always embeddings, because fits on scores take no groups
-        budget = self.options["memory_budget"]
-        return Statistics(items.subset(rows), self.references, memory_budget=budget)
+        own = items.subset(rows)
+        return Statistics(own, self.references, memory_budget=self.memory_budget)
 
     @cached_property
     def centered_scores(self) -> Scores:
@@ -139,7 +139,7 @@ class Statistics:
     def activation_set(self, bank: BankName = "references") -> BoolArray:
         """Return which items are the best item of a row of a bank, shape ``(n_gallery,)``."""
         if bank not in self._active:
-            best = top_k(self._scores_with(bank).transposed(), 1, **self.options)
+            best = top_k(self._scores_with(bank).transposed(), 1, self.progress)
             self._active[bank] = np.zeros(self.n_gallery, dtype=bool)
             self._active[bank][best.indices[:, 0]] = True
         return self._active[bank]
@@ -208,7 +208,7 @@ class Statistics:
                 self._kept[some[0]] = self.scores.mean()
             elif shared.iterations:
                 taus = [request.number for request in some]
-                options = {"n_wanted": self.n_gallery, **self.options}
+                options: dict[str, Any] = {"n_wanted": self.n_gallery, "progress": self.progress}
                 found = transport_biases(self._joined_scores(), taus, shared.iterations, **options)
                 self._kept |= dict(zip(some, found, strict=True))
             elif shared.is_centered:
@@ -225,8 +225,8 @@ class Statistics:
                 k = int(one.number)
                 evidence = self.evidence.get((k, one.is_centered))
                 sample = None if evidence is None else evidence.sample
-                options = {"quality": self.quality, "sample": sample, **self.options}
-                solved = compute_means(self.solver, scores, k, **options)
+                about: dict[str, Any] = {"quality": self.quality, "sample": sample}
+                solved = compute_means(self.solver, scores, k, **about, progress=self.progress)
                 self._kept[one], self._solved[one] = solved
             means = []
         if not means and not logs:
@@ -235,8 +235,8 @@ class Statistics:
         found |= {one: np.empty(self.n_gallery, np.float32) for one in means}
         found |= {one: np.empty(self.n_gallery) for one in logs}
         ks, betas = [int(one.number) for one in means], [one.number for one in logs]
-        options = {"k": max(ks, default=0), "betas": betas, **self.options}
-        for start, stop, (best, some_logs) in scan(scores, **options):
+        parts = scan(scores, k=max(ks, default=0), betas=betas, progress=self.progress)
+        for start, stop, (best, some_logs) in parts:
             for one, k in zip(means, ks, strict=True):
                 found[one][start:stop] = best[:, :k].mean(axis=1, dtype=np.float64)
             for one, log in zip(logs, some_logs, strict=True):
@@ -250,19 +250,19 @@ class Statistics:
         if bank == "references":
             return self.scores
         if isinstance(second, Embeddings) and isinstance(gallery, Embeddings):
-            return Products(gallery, second, memory_budget=self.options["memory_budget"])
+            return Products(gallery, second, memory_budget=self.memory_budget)
         return self._ready(second, 0, "(n_gallery, n_gallery_references), with as many rows")
 
     def _joined_scores(self) -> Scores:
         """Return the reference scores of the gallery, followed by those of its bank if any."""
         scores, bank = self.scores, self.gallery_bank
         if isinstance(bank, Embeddings) and isinstance(scores, Products):
-            budget = self.options["memory_budget"]
-            return Products(scores.rows.joined(bank), scores.columns, memory_budget=budget)
+            return replace(scores, rows=scores.rows.joined(bank))
         if bank is None or not isinstance(scores, Matrix):
             return scores
         below = self._ready(bank, 1, "(n_gallery_references, n_references), with as many columns")
-        return Matrix(StoredMatrix([*scores.matrix.parts, *below.matrix.parts], "scores"))
+        joined = StoredMatrix([*scores.matrix.parts, *below.matrix.parts], "scores")
+        return replace(scores, matrix=joined)
 
     def _ready(self, bank: Any, axis: int, expected: str) -> Matrix:
         """Return given scores of a gallery bank; raise unless they match the scores' shape."""
@@ -271,7 +271,7 @@ class Statistics:
                 f"gallery_scores must have shape {expected} as scores; got {bank.shape}, and "
                 f"scores {self.scores.shape}"
             )
-        return Matrix(bank)
+        return Matrix(bank, memory_budget=self.memory_budget)
 
 
 # --- methods -------------------------------------------------------------------------------------

@@ -81,9 +81,8 @@ class Groups:
 
     def _plain_means(self, reference_k: int, statistics: "Statistics") -> FloatArray:
         if reference_k not in self._means:
-            scores, budget = statistics.scores, statistics.options["memory_budget"]
-            some = scores.some_rows(self._sample)
-            self._means[reference_k] = top_means(some, reference_k, memory_budget=budget)
+            some = statistics.scores.some_rows(self._sample)
+            self._means[reference_k] = top_means(some, reference_k)
         return self._means[reference_k]
 
     def _compare(self, plain: FloatArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:

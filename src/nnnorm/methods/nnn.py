@@ -233,7 +233,7 @@ def measure(statistics: Statistics, reference_k: int, is_centered: bool) -> Evid
     n_best = min(n_references, 2 * reference_k + 64)
     with one_blas_thread():  # for products this small, several threads are slower
         started = processor_time()
-        best, indices = top_k(some, n_best, memory_budget=statistics.options["memory_budget"])
+        best, indices = top_k(some, n_best)
         seconds = processor_time() - started
         reliability = _split_half_reliability(best, indices, n_references, reference_k)
         raw = statistics.scores
