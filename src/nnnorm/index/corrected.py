@@ -343,6 +343,7 @@ class CorrectedIndex:
             self._state = state = self._read_state()
             if popularity is None and state.config.popularity is not None:
                 warn(f"the clicks of {backend.name} are dropped; to keep them, pass popularity=")
+            n_items = len(self)
             clicks = {} if popularity is None else self._read_clicks(popularity, ids)
             finished = self._finished()
             config = replace(
@@ -367,7 +368,7 @@ class CorrectedIndex:
 
             finished[state.config.version] = state
             _keep_only(backend, *(one.version for one in finished.values()))
-            version = _fill(backend, config, parts(), len(self), progress, state.version)
+            version = _fill(backend, config, parts(), n_items, progress, state.version)
             _keep_only(backend, version, state.version)
             self._correctors[new.fingerprint] = new
             self._state = _State(version, config)

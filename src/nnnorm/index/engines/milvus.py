@@ -152,8 +152,7 @@ class MilvusBackend(ServerBackend):
         return Hits.read(rows)
 
     def scan(self, version: str | None) -> Iterator[Items]:
-        name = self._loaded(version)
-        fields = self.client.describe_collection(name)["fields"]
+        fields = self.client.describe_collection(self._loaded(version))["fields"]
         key = next(field["name"] for field in fields if field.get("is_primary"))
         vectors = [field["name"] for field in fields if field["type"].name == "FLOAT_VECTOR"]
         wanted = self.choose_vector(vectors)
