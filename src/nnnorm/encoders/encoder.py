@@ -309,7 +309,7 @@ def hash_files(model: str | Path) -> str | None:
     inside = sorted(file for file in path.rglob("*") if file.suffix in (".safetensors", ".bin"))
     for found in [path] if path.is_file() else inside:
         with open(found, "rb") as file:
-            hashlib.file_digest(file, lambda: digest)
+            hashlib.file_digest(file, lambda: digest)  # one digest of all files
     return digest.hexdigest()
 
 

@@ -351,6 +351,7 @@ class CorrectedIndex:
                     f"the clicks of {backend.name} are dropped; to keep them, pass popularity= "
                     "(--clicks)"
                 )
+            n_items = len(self)
             clicks = {} if popularity is None else self._read_clicks(popularity, ids)
             finished = self._finished()
             config = replace(
@@ -375,7 +376,7 @@ class CorrectedIndex:
 
             finished[state.config.version] = state
             _keep_only(backend, *(one.version for one in finished.values()))
-            version = _fill(backend, config, parts(), len(self), progress, state.version)
+            version = _fill(backend, config, parts(), n_items, progress, state.version)
             _keep_only(backend, version, state.version)
             self._correctors[new.fingerprint] = new
             self._state = _State(version, config)

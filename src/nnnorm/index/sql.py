@@ -30,6 +30,8 @@ from nnnorm.index.backend import (
     chunks,
 )
 
+_LISTED = 500  # ids in one statement: old versions of SQLite accept 999
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(Options):
@@ -114,7 +116,7 @@ class SqlBackend(ClientBackend):
     def _among(self, statement: str, ids: Ids) -> list[tuple[Any, ...]]:
         """Run a statement that ends with a condition on ids, some ids at a time."""
         found = []
-        for some in chunks(ids.tolist(), BATCH):
+        for some in chunks(ids.tolist(), _LISTED):
             found += self.run(f"{statement} IN ({', '.join('?' * len(some))})", *some)
         return found
 

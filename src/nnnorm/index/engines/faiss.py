@@ -90,8 +90,7 @@ class FaissBackend(FolderBackend):
         index.add(np.ascontiguousarray(vectors))
 
     def _vectors(self, index: Any, labels: Labels) -> FloatArray:
-        faiss = require("faiss", "faiss")
-        lists = faiss.try_extract_index_ivf(index)
+        lists = require("faiss", "faiss").try_extract_index_ivf(index)
         if lists is not None and lists.direct_map.no():
             lists.make_direct_map()
         return index.reconstruct_batch(labels)

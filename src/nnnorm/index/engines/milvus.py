@@ -59,14 +59,15 @@ class MilvusBackend(ServerBackend):
         # Both log tracebacks of errors that they raise, and pymilvus a warning about Milvus Lite.
         for name in ("pymilvus", "milvus_lite"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        # Milvus Lite rejects the pings of an idle client, which gRPC reports on stderr.
+        quiet = {"grpc.keepalive_permit_without_calls": False}
         if not self.is_server:
-            # Milvus Lite rejects the pings of an idle client, which gRPC reports on stderr.
-            return client(self.address, grpc_options={"grpc.keepalive_permit_without_calls": False})
+            return client(self.address, grpc_options=quiet)
         parts, token = urlsplit(self.address), os.environ.get(self.key_variable, "")
         if parts.username is not None:  # pymilvus doesn't read them from an address
             token = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         host = parts.netloc.rpartition("@")[2]
-        return client(f"{parts.scheme}://{host}", token=token)
+        return client(f"{parts.scheme}://{host}", token=token, grpc_options=quiet)
 
     # --- versions ---
 
@@ -152,8 +153,7 @@ class MilvusBackend(ServerBackend):
         return Hits.read(rows)
 
     def scan(self, version: str | None) -> Iterator[Items]:
-        name = self._loaded(version)
-        fields = self.client.describe_collection(name)["fields"]
+        fields = self.client.describe_collection(self._loaded(version))["fields"]
         key = next(field["name"] for field in fields if field.get("is_primary"))
         vectors = [field["name"] for field in fields if field["type"].name == "FLOAT_VECTOR"]
         wanted = self.choose_vector(vectors)
