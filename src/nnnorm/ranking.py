@@ -17,7 +17,7 @@ from nnnorm import embeddings
 from nnnorm.arrays import read_npz
 from nnnorm.bias import Bias, check_correction
 from nnnorm.documents import Documents
-from nnnorm.embeddings import Embeddings, FloatArray, Source, StoredMatrix, open_embeddings
+from nnnorm.embeddings import Embeddings, FloatArray, Range, Source, StoredMatrix, open_embeddings
 from nnnorm.errors import NNNormError, check_count, check_number, check_type, require, warn
 from nnnorm.files import PathLike, Progress, check_file, reading, write_whole
 from nnnorm.methods import published_product
@@ -397,18 +397,18 @@ def _correct(raw: FloatArray, bias: Bias, weight: float) -> FloatArray:
 
 def warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None:
     """Warn if the norms of queries and references differ so much that the bias is off-scale."""
-    if bias is not None and weight != 0 and (problem := describe_scales(bias, queries)):
+    if bias is None or bias.reference_norms is None or weight == 0 or not bias.values.any():
+        return
+    if problem := describe_scales(bias.reference_norms, queries):
         warn(problem)
 
 
-def describe_scales(bias: Bias, queries: Embeddings) -> str:
+def describe_scales(reference_norms: Range, queries: Embeddings) -> str:
     """Return what is wrong with the norms of queries and references; empty if nothing is."""
-    if bias.reference_norms is None or not bias.values.any():
-        return ""
-    (low, high), (least, most) = sorted([bias.reference_norms, queries.norm_range])
+    (low, high), (least, most) = sorted([reference_norms, queries.norm_range])
     if high >= least or least + most <= _SCALES_APART * (low + high):
         return ""
-    own, past = map(embeddings.describe_norms, (queries.norm_range, bias.reference_norms))
+    own, past = map(embeddings.describe_norms, (queries.norm_range, reference_norms))
     return (
         f"rows of {queries.name} have {own}, but the past queries have {past}, so correction and "
         "scores have different scales; scale both the same way, or pass normalize=True "

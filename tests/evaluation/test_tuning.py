@@ -272,6 +272,7 @@ def test_select_says_which_of_the_two_is_best_and_both_are_always_told():
 @pytest.mark.parametrize("select", ["one-standard-error", "max"])
 @pytest.mark.parametrize("methods", [("nnn",), ("csls", "dn", "is")])
 @OWN_ROWS
+@pytest.mark.filterwarnings("ignore:rows of queries have norms of 1, but the past queries")
 def test_where_every_correction_does_harm_none_is_chosen(select, methods):
     # Every query finds its item, but the bank speaks of the first half of the items only.
     problem = SimpleNamespace(

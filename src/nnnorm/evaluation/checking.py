@@ -414,12 +414,12 @@ def check(
         return Check(verdict="unknown", next=lines, **about)
     bank = methods.open_references(references, normalize=normalize)
     overlap = warn_of_overlap(bank, asked)
+    if problem := describe_scales(bank.norm_range, asked):
+        raise NNNormError(problem)
     fit: dict[str, Any] = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
     # The verdict covers these warnings.
     with quiet("the past queries don't match"), quiet(input_checks.LIKE_ITEMS):
         bias = NNN().fit(items, bank, groups=groups, **fit, **run)
-    if problem := describe_scales(bias, asked):
-        raise NNNormError(problem)
     unrelated = asked if right is None else asked.subset(right.one_per_cluster)
     z = input_checks.mismatch_z(bank, unrelated)
     with_items = not allow_gallery_rows and input_checks.warn_of_items(bank, items, asked)

@@ -84,7 +84,7 @@ def measure_drift(
         given.subset(np.linspace(0, len(given) - 1, min(len(given), most)).astype(np.int64))
         for most in (_MOST_SEARCHED, _MOST_COMPARED)
     )
-    if problem := describe_scales(corrector.bias, asked):
+    if problem := describe_scales(corrector.bank.norm_range, asked):
         raise NNNormError(problem)
     if gallery is None:
         if groups is not None:

@@ -28,7 +28,15 @@ from nnnorm.evaluation.results import FloatArray, Interval, Record, interval_of_
 from nnnorm.files import PathLike, Progress
 from nnnorm.input_checks import check_inputs, warn_of_mismatch
 from nnnorm.methods import open_references
-from nnnorm.ranking import GivesBias, Ranking, iterate_scores, search, take_bias, warn_of_scale
+from nnnorm.ranking import (
+    GivesBias,
+    Ranking,
+    describe_scales,
+    iterate_scores,
+    search,
+    take_bias,
+    warn_of_scale,
+)
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.tables import read_json
 
@@ -438,9 +446,11 @@ def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "qu
 def warn_of_mismatched_bank(
     references: Embeddings, queries: Embeddings, gallery: Embeddings, truth: Any = None
 ) -> None:
-    """Warn if references and queries seem to come from different sources."""
+    """Warn if references and queries have different scales, or seem to be of different sources."""
     for rows in (references, queries):
         check_same_dim(rows, gallery)
+    if problem := describe_scales(references.norm_range, queries):
+        warn(problem)
     if truth is not None:
         right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
         queries = queries.subset(right.one_per_cluster)
