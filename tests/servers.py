@@ -63,6 +63,11 @@ def chroma():
 @functools.cache
 def milvus():
     """Address of a Milvus Lite server, which speaks the protocol of Milvus."""
+    import pymilvus
+
+    # Other than Milvus, it closes the connection of a client that pings while it is idle.
+    quiet = {"grpc.keepalive_permit_without_calls": False}
+    pymilvus.MilvusClient = functools.partial(pymilvus.MilvusClient, grpc_options=quiet)
     return _start("milvus-lite", "server", "--data-dir")
 
 
@@ -75,11 +80,11 @@ def _start(program, command, folder_option):
         where = [folder_option, folder, "--host", "127.0.0.1", "--port", str(port)]
         # A shell starts it, so that it isn't a process that a test leaves behind.
         shell = ["sh", "-c", '"$@" >/dev/null 2>&1 & echo $!', "sh"]
-        command = [Path(sys.executable).with_name(program), command, *where]
-        number = int(subprocess.check_output([*shell, *command], start_new_session=True))
+        parts = [Path(sys.executable).with_name(program), command, *where]
+        number = int(subprocess.check_output([*shell, *parts], start_new_session=True))
         atexit.register(_kill, number)
         with contextlib.suppress(ProcessLookupError):
-            while True:
+            for _ in range(600):
                 os.kill(number, 0)
                 with contextlib.suppress(OSError):
                     socket.create_connection(("127.0.0.1", port), timeout=1).close()

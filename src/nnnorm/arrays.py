@@ -225,15 +225,13 @@ def check_columns(name: object, needed: Sequence[str], header: list[str]) -> Non
     for column in needed:
         if column not in header:
             listed = ", ".join(header) or "none"
-            hint = "; rename yours, or for a log, pass column= (--column)"
+            hint = "; rename yours, or for a bank, pass column= (--column)"
             raise NNNormError(
                 f"{name} must have the column {column}; it has: {listed}"
                 f"{hint if column == 'embedding' else ''}"
             )
         if header.count(column) > 1:
-            raise NNNormError(
-                f"{name} has the column {column} twice; rename one of them, or add a header"
-            )
+            raise NNNormError(f"{name} has the column {column} twice; rename one of them")
 
 
 @contextlib.contextmanager

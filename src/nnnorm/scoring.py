@@ -148,7 +148,7 @@ class Matrix:
 
     def transposed(self) -> "Matrix":
         """Return the scores with rows and columns exchanged, without a copy."""
-        return replace(self, is_transposed=not self.is_transposed)
+        return replace(self, is_transposed=not self.is_transposed, offset=None)
 
     def mean(self) -> FloatArray:
         """Return the mean score of every row, without the offset."""
@@ -348,7 +348,8 @@ def reduce_rows(
 
     If memory allows, a block has at least `narrowest` columns, such as k for the k best.
     """
-    (n_rows, n_columns), memory_budget = scores.shape, scores.memory_budget
+    n_rows, n_columns = scores.shape
+    memory_budget = scores.memory_budget
     if memory_budget < _SMALLEST_BUDGET:
         raise NNNormError(
             f"memory_budget must be at least {_SMALLEST_BUDGET} bytes (1 MB); got {memory_budget}"

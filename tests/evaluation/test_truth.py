@@ -83,7 +83,7 @@ def test_captions_of_one_image_are_one_cluster():
 # --- bad truth -----------------------------------------------------------------------------------
 
 TWICE = r"truth names the pair \(query 1, item 3\) twice \({} duplicated pairs\); remove the copies"
-ALONE = r"query {} has no right item \({} such queries\); add the right items, or leave"
+ALONE = r"query {} has no right item \({} such queries\); add the right items, leave out"
 OUTSIDE = r"truth names item 5, but there are 5 \(0 to 4\)$"
 NO_QUERY = r"truth names query {}, but there are 3 \(0 to 2\)$"
 WHOLE = "truth must hold whole numbers; got {}$"

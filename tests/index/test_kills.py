@@ -95,7 +95,8 @@ class Stop:
 
 def run(case, folder, operation, at, address, memory, pipe):
     servers.MEMORY = memory
-    setattr(servers, CASES[case].server or "none", lambda: address)
+    if address is not None:
+        setattr(servers, CASES[case].server, lambda: address)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     world()
     stop = Stop(at)

@@ -150,8 +150,8 @@ def test_ids_follow_the_rows_of_a_subset(pa, pq, path):
 def test_a_file_without_one_column_of_that_name_is_refused(pa, pq, path, names):
     pq.write_table(pa.Table.from_arrays([pa.array([[1.0, 2.0]])] * len(names), names), path)
     missing = f"must have the column embedding; it has: {', '.join(names) or 'none'}"
-    missing += "; rename yours, or for a log, pass column= (--column)"
-    twice = "has the column embedding twice; rename one of them, or add a header"
+    missing += "; rename yours, or for a bank, pass column= (--column)"
+    twice = "has the column embedding twice; rename one of them"
     assert refusal(path) == (twice if "embedding" in names else missing)
 
 

@@ -80,7 +80,7 @@ def test_an_optional_column_that_is_not_there_is_left_out(write):
     [
         ("a,c\n1,2\n", "FILE must have the column b; it has: a, c"),
         ("a,b\n", "FILE has no rows; is it truncated?"),
-        ("a,b,b\n1,2,3\n", "FILE has the column b twice; rename one of them, or add a header"),
+        ("a,b,b\n1,2,3\n", "FILE has the column b twice; rename one of them"),
         ("a,b\n1,2\n3,\n", "FILE: line 3 has nothing in the column b"),
         (
             'a,b\n"x\ny",2\n3\n',

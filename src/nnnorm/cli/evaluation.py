@@ -198,18 +198,22 @@ def tune(
     best, commands = tuning.best, []
     if clicks is not None and output is None:
         print_note("`fit` takes no clicks: to save the chosen bias with them, pass -o")
-    if best.method != NO_CORRECTION:
+    if best.method == "nnn" or (best.method != NO_CORRECTION and clicks is None):
         files = {"gallery": task["gallery"], "references": references, "groups": groups}
         between = {} if tuning.between in (None, 1) else {"between": tuning.between}
         given = {**best.params, **between, "duplicates": duplicates}
         if gallery_references and find_method(best.method)[0].gallery_bank != "unused":
             given["gallery_references"] = gallery_references
         commands = [write_fit(files, best.method, given, task["normalize"])]
-        if tuning.popularity is not None and tuning.popularity.weight:  # `fit` takes no clicks
-            used = {"": "INDEX", "corrector": "corrector.safetensors", "clicks": clicks}
-            weight = {"popularity_weight": tuning.popularity.weight}
-            commands.append(write_command("index refresh", used | weight))
     about = {**tuning.to_dict(), "fit": " ".join(commands[0]) if commands else None}
+    if commands and tuning.popularity is not None:
+        about["fit"] = None  # it would not include the clicks
+        used = {"": "INDEX", "corrector": "corrector.safetensors", "clicks": clicks}
+        weight = {"popularity_weight": tuning.popularity.weight}
+        commands = [
+            ["-o hubs.safetensors" if part.startswith("-o") else part for part in commands[0]],
+            write_command("index refresh", used | weight),
+        ]
     has_map = any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid)
     figures = {"grid.png": lambda plots: plots.plot_grid(tuning)} if has_map else {}
     return Answer(about, [tables.tabulate_tuning(tuning)], commands, figures)

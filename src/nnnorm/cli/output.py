@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _ARRAYS = ("indices", "ids", "parents", "scores", "confidence")  # fields of a ranking
 # An argument in Python with its option, as in "pass normalize=True (--normalize)".
-_ARGUMENT = re.compile(r"\b(?:\w+=\S*|(\w+)(?= \(--(?:set |no-)?\1\b)) \((--[^()]*)\)")
+_ARGUMENT = re.compile(r"\b(?:\w+=|(\w+)(?:=\S*)?(?= \(--(?:set |no-)?\1\b)) \((--[^()]*)\)")
 
 
 def clean(text: object, keep: str = "") -> str:

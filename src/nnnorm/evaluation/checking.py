@@ -61,12 +61,8 @@ _LEAST_MOVED = 0.005
 _FEW = 64
 # An item in this share of the results is more likely corrupt than a hub.
 _MOST_OF_A_HUB = 1 / 3
-# Maximum number of past queries to search, and standard errors of a difference beyond noise.
-_MOST_PAST, _FAR = 4096, 3.0
-# If the past queries contain more than this share of the queries, gains are inflated.
-_MOST_OVERLAP = 0.1
-# If the queries ask for more than this share of the items, past queries do too.
-_NEARLY_ALL = 0.9
+# If past queries contain almost all queries, the files were probably the same.
+_MOST_OVERLAP = 0.9
 # The gain in R@1 that a useful interval can distinguish from 0.
 _WORTH_SEEING = 0.01
 
@@ -119,6 +115,7 @@ class Check(Record):
     better: Interval | None = None  # gain in R@1 of tuned over automatic settings
     # If past queries ask for other items: the gain among the items that the queries ask for.
     within: Interval | None = None
+    overlap: float = 0.0  # share of the queries that are among the past queries
     n_queries: int
     n_gallery: int
     n_references: int | None = None
@@ -145,8 +142,9 @@ class Check(Record):
 
     @property
     def is_inflated(self) -> bool:
-        """Whether the gain is smaller among the items that the queries ask for."""
-        return self.within is not None and self.within.mean < _mean(self.automatic)
+        """Whether past queries contain the queries, or the gain is smaller among their items."""
+        is_smaller = self.within is not None and self.within.mean < _mean(self.automatic)
+        return is_smaller or self.overlap > _MOST_OVERLAP
 
     def name_item(self, item: int) -> str:
         """Return the id of an item, or its row number if there are no ids."""
@@ -217,8 +215,7 @@ class Check(Record):
         how += "" if self.recommended == "mixed" else ","
         if self.recall_at_1 is None:
             return f"Try {how} and label some queries to see whether it helps."
-        is_sure = chosen.is_sure and _mean(chosen) > 0
-        why = "its gain may be inflated" if self.is_inflated or is_sure else "no gain is shown yet"
+        why = "its gain may be inflated" if self.is_inflated else "no gain is shown yet"
         return f"Try {how} in an A/B test; {why}."
 
     def _describe_groups(self, mixed: Mixed) -> str:
@@ -413,9 +410,9 @@ def check(
         lines = ("bank = nnnorm.Bank.of(queries)", "nnnorm.Corrector.fit(gallery, bank)")
         return Check(verdict="unknown", next=lines, **about)
     bank = methods.open_references(references, normalize=normalize)
-    overlap = warn_of_overlap(bank, asked)
+    about["overlap"] = overlap = warn_of_overlap(bank, asked)
     if problem := describe_scales(bank.norm_range, asked):
-        raise NNNormError(problem)
+        raise NNNormError(problem + input_checks.hint_of_swap(asked, items))
     fit: dict[str, Any] = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
     # The verdict covers these warnings.
     with quiet("the past queries don't match"), quiet(input_checks.LIKE_ITEMS):
@@ -429,9 +426,7 @@ def check(
     automatic = Measured(bias.method, dict(bias.params), **measure(corrected, hits))
     doubts = []
     if overlap > _MOST_OVERLAP:
-        doubts.append(
-            f"they contain {100 * overlap:.0f} % of your queries, so any gain is inflated"
-        )
+        doubts.append("they contain your queries, so their effect may be overstated")
     if with_items:
         doubts.append("they are items, not queries, which makes results worse")
     elif z > input_checks.MISMATCH_WARNING_Z:
@@ -469,7 +464,7 @@ def check(
         params = {**best.params, **({} if best.between == 1 else {"between": best.between})}
         about["tuned"] = Measured(best.method.name, params, **measure(crossed, hits))
         about["better"] = crossed.gain_over(corrected, seed=seed)
-        if asks_for_others(bank, items, raw):
+        if asks_for_others(bank, items, raw, **run):
             rows = np.unique(right.items)
             some = replace(right, items=np.searchsorted(rows, right.items))
             known = None if groups is None else np.asarray(groups)[rows]
@@ -494,8 +489,6 @@ def check(
         **about,
     )
     verdict, recommended = _choose_verdict(report, automatic)
-    if verdict == "correct" and overlap > _MOST_OVERLAP:
-        verdict = "try"
     report = replace(report, verdict=verdict, recommended=recommended)
     if recommended is None:
         return report
@@ -547,7 +540,8 @@ def _choose_verdict(found: Check, automatic: Measured) -> tuple[Verdict, Recomme
         verdict = "correct" if _mean(best) > 0 else "leave"
     elif best.gain is not None and verdict != "unknown":
         verdict = "leave" if found.expectation == "little" else "try"
-    if verdict == "correct" and within is not None and within.low <= 0:
+    is_seen = found.overlap > _MOST_OVERLAP
+    if verdict == "correct" and (is_seen or (within is not None and within.low <= 0)):
         verdict = "try"
     # Mismatched past queries that change nothing show nothing about others.
     if not best.is_sure and (found.z or 0) > input_checks.MISMATCH_WARNING_Z:

@@ -182,7 +182,7 @@ def compare(
         return evaluate(asked, items, bias, truth=right, memory_budget=memory_budget)
 
     raw = trial.raw if validation is None else measure(None)
-    warn_of_other_items(bank, items, raw)
+    warn_of_other_items(bank, items, raw, **options)
     results = [make_result(NO_CORRECTION, {}, raw)]
     for name, setting in zip(names, chosen, strict=True):
         if validation is None:

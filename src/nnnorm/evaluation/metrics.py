@@ -166,7 +166,7 @@ def make_truth(
     if (counts == 0).any():
         raise NNNormError(
             f"query {counts.argmin()} has no right item ({(counts == 0).sum()} such queries); "
-            "add the right items, or leave out these queries (a qrels file may: see read_qrels)"
+            "add the right items, leave out these queries, or pass qrels, which may do so"
         )
     return Truth(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items, grades)
 
@@ -178,8 +178,8 @@ def read_truth(path: PathLike) -> Any:
         raise NNNormError(f"there is no truth file {path}; check the path")
     if file.suffix not in (".npy", ".json"):
         raise NNNormError(
-            f"a truth file must be .npy, .json, or qrels (lines of query, 0, item and grade); got "
-            f"{path}. Save the item numbers of a table with numpy.save"
+            "a truth file must be .npy, .json, or qrels (lines of query, 0, item and grade); got "
+            f"{path}: save the item numbers of a table with numpy.save"
         )
     if file.suffix == ".npy":
         return np.array(map_npy(file))
@@ -419,9 +419,11 @@ def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict
 # --- checks of the past queries ------------------------------------------------------------------
 
 # Maximum number of past queries to search, and standard errors of a difference beyond noise.
-_MOST_PAST, _FAR = 4096, 3.0
+_MOST_PAST, _FAR = 4096, 2.5
 # If the queries ask for more than this share of the items, past queries do too.
 _NEARLY_ALL = 0.9
+# With fewer items among the wrong hits, their share of right items is noise.
+_FEWEST_WRONG = 10
 
 
 def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "queries") -> float:
@@ -431,11 +433,7 @@ def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "qu
         for rows in (references, queries)
     )
     if n_common := np.isin(known, asked).sum():
-        what = (
-            "pass others"
-            if n_common == len(known)
-            else "leave them out, or take both from different days"
-        )
+        what = "pass others" if n_common == len(known) else "leave them out if you can"
         warn(
             f"{n_common:,} of the {len(references):,} rows of {references.name} are among the "
             f"{role}, which overstates the result; {what}"
@@ -457,26 +455,33 @@ def warn_of_mismatched_bank(
     warn_of_mismatch(references, queries, gallery)
 
 
-def asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation) -> bool:
+def asks_for_others(bank: Embeddings, items: Embeddings, raw: Evaluation, **options: Any) -> bool:
     """Whether past queries find the right items of the queries less often than expected.
 
     Queries find the right items of other queries by chance. Past queries of the same kind find them
-    at least as often, because some ask for them.
+    at least as often, because some ask for them. Hits of the same item aren't independent.
     """
     right = np.unique(raw.truth.items)
-    some = bank.subset(np.linspace(0, len(bank) - 1, min(len(bank), _MOST_PAST)).astype(np.int64))
     one_each = raw.truth.one_per_cluster
     wrong = raw.top1[one_each[~raw.truth.holds(raw.top1)[one_each]]]
-    if len(right) > _NEARLY_ALL * len(items) or len(wrong) < 2:
+    if len(right) > _NEARLY_ALL * len(items) or len(np.unique(wrong)) < _FEWEST_WRONG:
         return False
-    past, by_chance = (np.isin(found, right) for found in (search(some, items, k=1).indices, wrong))
-    error = math.sqrt(past.var() / past.size + by_chance.var() / by_chance.size)
-    return bool(by_chance.mean() - past.mean() > _FAR * error)
+    some = bank.subset(np.linspace(0, len(bank) - 1, min(len(bank), _MOST_PAST)).astype(np.int64))
+    past = search(some, items, k=1, **options).indices[:, 0]
+    shares = [np.isin(found, right).mean() for found in (past, wrong)]
+    variance = 0.0
+    for found in (past, wrong):
+        named, counts = np.unique(found, return_counts=True)
+        errors = np.isin(named, right) - np.mean(shares)
+        variance += float(np.square(errors * counts / len(found)).sum())
+    return bool(shares[1] - shares[0] > _FAR * math.sqrt(variance))
 
 
-def warn_of_other_items(bank: Embeddings, items: Embeddings, raw: Evaluation) -> None:
+def warn_of_other_items(
+    bank: Embeddings, items: Embeddings, raw: Evaluation, **options: Any
+) -> None:
     """Warn if gains on these queries may be inflated; see `asks_for_others`."""
-    if asks_for_others(bank, items, raw):
+    if asks_for_others(bank, items, raw, **options):
         warn(
             "past queries and queries ask for different items, so gains may be inflated; "
             "`nnnorm check` also measures the gain among the items that the queries ask for"

@@ -23,7 +23,7 @@ from nnnorm.bank import Bank
 from nnnorm.bias import Bias, Popularity
 from nnnorm.dedup import Duplicates, References, drop_copies
 from nnnorm.embeddings import Embeddings, FloatArray, Source
-from nnnorm.errors import NNNormError, warn
+from nnnorm.errors import NNNormError, quiet, warn
 from nnnorm.evaluation.metrics import (
     Evaluation,
     Truth,
@@ -205,7 +205,8 @@ class Trial:
         if number not in known:
             options: dict[str, Any] = {"truth": self.raw.truth, **self.options}
             bias = self.settings[number].bias()
-            known[number] = evaluate(self.queries, self.gallery, bias, **options)
+            with quiet("rows of"):  # the task has been checked
+                known[number] = evaluate(self.queries, self.gallery, bias, **options)
         return known[number]
 
     def cross_fit(
@@ -300,7 +301,7 @@ def tune(
     labeled = open_groups(groups, len(items))
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     trial = Trial(names, items, used, second, asked, right, grids=grids, groups=labeled, **options)
-    warn_of_other_items(bank, items, trial.raw)
+    warn_of_other_items(bank, items, trial.raw, **options)
     by_rule, by_maximum = trial.choose("one-standard-error"), trial.choose("max")
     chosen = by_rule if select == "one-standard-error" else by_maximum
     crossed = trial.cross_fit(select, seed=seed) if clicks is None else None

@@ -230,7 +230,7 @@ class SqlBackend(ClientBackend):
     def search(self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float) -> Hits:
         where = ""
         if filter is not None:
-            if not isinstance(filter, str) or not filter.strip() or filter.lstrip()[0] in "[{":
+            if not isinstance(filter, str) or not filter.strip() or _is_json(filter):
                 raise self.wrong_filter(filter)
             where = f"WHERE ({filter})"
         rows = []
@@ -277,6 +277,14 @@ class SqlBackend(ClientBackend):
             ids, vectors = [row[0] for row in some], [row[1] for row in some]
             entries = [dict(zip(others, row[2:], strict=True)) for row in some]
             yield Items.read(ids, self._decode(vectors), entries)
+
+
+def _is_json(filter: str) -> bool:
+    """Whether a filter is one of other engines."""
+    try:
+        return isinstance(json.loads(filter), (dict, list))
+    except ValueError:
+        return False
 
 
 def quote_name(name: str) -> str:

@@ -59,15 +59,14 @@ class MilvusBackend(ServerBackend):
         # Both log tracebacks of errors that they raise, and pymilvus a warning about Milvus Lite.
         for name in ("pymilvus", "milvus_lite"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        # Milvus Lite rejects the pings of an idle client, which gRPC reports on stderr.
-        quiet = {"grpc.keepalive_permit_without_calls": False}
         if not self.is_server:
-            return client(self.address, grpc_options=quiet)
+            # Milvus Lite rejects the pings of an idle client, which gRPC reports on stderr.
+            return client(self.address, grpc_options={"grpc.keepalive_permit_without_calls": False})
         parts, token = urlsplit(self.address), os.environ.get(self.key_variable, "")
         if parts.username is not None:  # pymilvus doesn't read them from an address
             token = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         host = parts.netloc.rpartition("@")[2]
-        return client(f"{parts.scheme}://{host}", token=token, grpc_options=quiet)
+        return client(f"{parts.scheme}://{host}", token=token)
 
     # --- versions ---
 
