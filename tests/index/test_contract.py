@@ -200,7 +200,6 @@ def test_mistakes_are_one_sentence_and_change_nothing(case, tmp_path):
             (lambda: index.search(made.queries[:, :5]), "must have the same dimension"),
             (lambda: index.search(made.queries, filter=3.5), "filter|engine reports"),
             (lambda: index.search(made.queries, filter="no ( such"), "filter|engine reports"),
-            (lambda: index.search(made.queries, filter='{"row": "a"}'), "filter|engine reports"),
             (lambda: index.refresh(made.values[0]), "must be a Corrector"),
         ]:
             with pytest.raises(nnnorm.NNNormError, match=message) as caught:

@@ -244,6 +244,14 @@ def test_a_view_of_the_application_is_not_replaced(case, tmp_path):
         assert backend.run(f'SELECT * FROM "{name}"') == [(7,)]
 
 
+@parametrize(APPLICATION)
+def test_a_filter_in_json_is_not_sent_to_a_database(case, tmp_path):
+    with build(case, tmp_path) as index:
+        for given in ('{"row": 3}', ' [{"row": 3}]'):
+            with pytest.raises(nnnorm.NNNormError, match="must be a condition in SQL, such as"):
+                index.search(world().queries, filter=given)
+
+
 SERVERS = [case for case in ENGINES if case.engine in ("lancedb", "qdrant", "milvus", "chroma")]
 
 
