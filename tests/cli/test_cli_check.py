@@ -57,7 +57,7 @@ def test_check_says_words_first_then_figures_then_commands_that_run(shapes):
     words = " ".join(text.split())
     places = [
         words.index(part)
-        for part in ("Verdict Try NNN(reference_k=", "Hubs ", "Past queries ", "Effect ",
+        for part in ("Verdict Try NNN(), the automatic", "Hubs ", "Past queries ", "Effect ",
                      "Gain in R@1, in points: +", "NNN, automatic", "most: hits of the", "Next:")
     ]  # fmt: skip
     assert places == sorted(places)

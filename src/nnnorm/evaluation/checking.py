@@ -204,10 +204,12 @@ class Check(Record):
                 why = "it would change almost nothing"
             return f"No correction needed: {why}."
         setting = methods.describe_setting(chosen.method, chosen.params, ", ")
-        source = "tuned on your labels" if self.recommended == "tuned" else "the automatic settings"
-        how = f"{methods.label_method(chosen.method)}({setting}), {source}"
-        if self.recommended == "mixed":
-            how = f"{methods.label_method(chosen.method)} with groups"
+        label = methods.label_method(chosen.method)
+        how = f"{label}(), the automatic settings ({setting})"
+        if self.recommended == "tuned":
+            how = f"{label}({setting}), tuned on your labels"
+        elif self.recommended == "mixed":
+            how = f"{label} with groups"
         if self.verdict == "correct":
             return f"Use {how}."
         if self.is_mismatched:
