@@ -76,6 +76,7 @@ def test_a_malformed_url_is_one_sentence_without_the_password(scheme, rest):
         ("faiss:photos?ef=many", "ef of faiss must be a whole number"),
         ("milvus:photos.db?kind=ivf", "kind of milvus must be one of flat, hnsw"),
         ("pgvector:?table=" + "x" * 60, "must have at most 48 bytes"),
+        ("faiss:\udcff", "a URL must be text in UTF-8; got"),
     ],
 )
 def test_a_malformed_url_says_what_is_expected(url, message):

@@ -6,7 +6,7 @@ A URL may contain a password, so messages show it only through `show_url`.
 import importlib
 from urllib.parse import parse_qs
 
-from nnnorm.errors import NNNormError, show_url
+from nnnorm.errors import NNNormError, has_surrogates, show_url
 from nnnorm.index.backend import Backend
 
 # Scheme of the URL: module and class.
@@ -41,6 +41,8 @@ def open_backend(url: "str | Backend") -> Backend:
             f"expected a URL such as faiss:photos, or a Backend; got {type(url).__name__}. The "
             "order is (url, gallery, corrector)"
         )
+    if has_surrogates(url):  # libraries in C++ don't accept such a path
+        raise NNNormError(f"a URL must be text in UTF-8; got {show_url(url)!r:.60}")
     scheme, separator, rest = url.partition(":")
     if not separator or scheme not in ENGINES:
         what = f"there is no engine {scheme!r}" if separator else f"{show_url(url)!r} has no engine"
