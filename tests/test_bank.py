@@ -277,6 +277,12 @@ def test_rows_dated_in_the_future_are_warned_of(tmp_path):
         Bank.of(tmp_path / "log.jsonl", times="time")
 
 
+def test_times_in_two_units_are_warned_of():
+    bank = Bank.of(np.eye(2), times=["2026-05-01"] * 2)
+    with pytest.warns(NNNormWarning, match="are dated after 2000, and other queries of the bank"):
+        bank.add(-np.eye(2), times=[46200.5, 1777680000])  # the first one counts days
+
+
 # --- logs ----------------------------------------------------------------------------------------
 
 

@@ -337,7 +337,8 @@ def test_queries_below_a_confidence_have_no_hits(small, bias, ids, tmp_path):
 
 
 def test_a_query_without_hits_is_a_miss_and_feeds_no_hub(small):
-    found = search(small.queries, small.gallery, k=1, min_confidence=1e6)
+    with pytest.warns(NNNormWarning, match="no query reaches min_confidence, so none has hits"):
+        found = search(small.queries, small.gallery, k=1, min_confidence=1e6)
     assert evaluation.count_occurrences(found, 23).sum() == 0
     truth = np.arange(len(small.queries)) % 23
     assert evaluation.evaluate_ranking(found, truth, n_gallery=23).recall(1) == 0
@@ -347,6 +348,16 @@ def test_a_query_without_hits_is_a_miss_and_feeds_no_hub(small):
 def test_a_bound_of_the_confidence_is_a_finite_number(small, bound):
     with pytest.raises(NNNormError, match=r"min_confidence must be a number .*; got"):
         search(small.queries, small.gallery, min_confidence=bound)
+
+
+def test_distances_and_hits_without_a_bias_are_not_reranked_silently(small, bias):
+    raw = search(small.queries, small.gallery, k=20)
+    values, known = bias.values[raw.indices], {"weight": 0.5, "bias_range": (-1, 1)}
+    with pytest.warns(NNNormWarning, match="scores rise along the fetched hits, as distances do"):
+        rerank(raw.indices, 1 - raw.scores, values, **known)
+    values[3, 5] = np.nan
+    with pytest.raises(NNNormError, match="got NaN or infinity: look up the bias of every"):
+        rerank(raw.indices, raw.scores, values, **known)
 
 
 def test_hits_that_are_reranked_have_the_confidence_of_a_search(small, bias):

@@ -32,6 +32,7 @@ _Given: TypeAlias = tuple[Iterator[LogPart], str, int | None]
 # Attributes that a file stores next to the arrays; all others are computed from these.
 _SETTINGS = ("n_seen", "n_forgotten", "created", "normalized", "max_references", "seed")
 _A_DAY = 86400.0  # a time without an offset may be a local time, up to 14 hours ahead of UTC
+_YEAR_2000 = 946_684_800.0  # seconds since 1970; earlier times are probably in another unit
 
 
 class _Kept(NamedTuple):
@@ -346,6 +347,12 @@ class Bank:
             embeddings.check_like_norms(name, (low, high), known, "rows of the bank")
         self._kept, self._opened = self._sample(kept, most), None
         self.n_seen += n_seen
+        times = self._kept.last_seen[np.isfinite(self._kept.last_seen)]
+        if len(times) and times.min() < _YEAR_2000 <= latest:
+            warn(
+                f"{name} are dated after 2000, and other queries of the bank before; correct the "
+                "times (dates, or seconds since 1970)"
+            )
         if latest > datetime.now(UTC).timestamp() + _A_DAY:
             warn(
                 f"some rows of {name} are dated in the future, up to "

@@ -27,6 +27,8 @@ from nnnorm.tables import check_ids
 # A search warns if the norm ranges of queries and references don't overlap, and their middles
 # differ by more than this factor.
 _SCALES_APART = 2
+# `rerank` warns if more than this share of the scores are higher than the one before.
+_MOST_RISING = 0.9
 # Confidence is the best score minus `_MEAN_SHARE` times the mean of the `N_COMPARED` best scores.
 # With shares from 0.75 to 0.9, the mean AUROC of 11 sets is about the same; for CLIP, lower shares
 # are slightly better.
@@ -297,6 +299,11 @@ def check_min_confidence(given: float | None) -> float:
 
 def drop_hits(is_dropped: npt.NDArray[np.bool_], *parts: npt.NDArray[Any] | None) -> None:
     """Remove the hits of some queries in place: scores become −inf, whole numbers −1, text ""."""
+    if is_dropped.all() and len(is_dropped) >= N_COMPARED:
+        warn(
+            "no query reaches min_confidence, so none has hits; confidence is on the scale of the "
+            "scores: for a probability, pass the threshold of a calibration"
+        )
     for part in parts:
         if part is not None:
             part[is_dropped] = {"f": -np.inf, "U": ""}.get(part.dtype.kind, -1)
@@ -505,6 +512,17 @@ def rerank(
         raise NNNormError(
             f"ids, scores and bias must have the same shape (n_queries, at least k = {k}); got "
             f"{named.shape}, {raw.shape} and {values.shape}: fetch more hits, or pass a smaller k"
+        )
+    if np.isnan(raw).any() or not np.isfinite(values).all():
+        raise NNNormError(
+            "scores and bias must be numbers, one of each per hit; got NaN or infinity: look up "
+            "the bias of every fetched id"
+        )
+    rises = raw[:, 1:] > raw[:, :-1]
+    if rises.size >= N_COMPARED and rises.mean() > _MOST_RISING:
+        warn(
+            "scores rise along the fetched hits, as distances do; pass inner products, of which "
+            "the highest is the best, such as 1 − cosine distance"
         )
     used = check_number("weight", weight)
     corrected = raw - used * values

@@ -58,7 +58,7 @@ def test_check_says_words_first_then_figures_then_commands_that_run(shapes):
     places = [
         words.index(part)
         for part in ("Verdict Try NNN(), the automatic", "Hubs ", "Past queries ", "Effect ",
-                     "Gain in R@1, in points: +", "NNN, automatic", "most: hits of the", "Next:")
+                     "Gain, in points: +", "NNN, automatic", "most: hits of the", "Next:")
     ]  # fmt: skip
     assert places == sorted(places)
     assert max(map(len, text.splitlines())) <= 80

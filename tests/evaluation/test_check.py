@@ -217,6 +217,16 @@ def test_rows_of_another_scale_give_no_verdict(hubs, unlabelled, name):
     assert check(hubs.gallery, **given, normalize=True).verdict == unlabelled.verdict
 
 
+@pytest.mark.parametrize("measure", [check, tune, compare, evaluate])
+def test_a_truth_in_another_order_is_warned_of(hubs, measure):
+    known = {"queries": hubs.queries, "truth": np.roll(hubs.known["truth"], 5)}
+    given = [hubs.gallery] if measure is evaluate else [hubs.gallery, hubs.references]
+    names = {"gallery": given.pop(0)} if measure is evaluate else {}
+    more = {"methods": ["nnn"]} if measure in (tune, compare) else {}
+    with pytest.warns(NNNormWarning, match="score their right items no higher than those of other"):
+        measure(*given, **names, **known, **more)
+
+
 def test_past_queries_that_are_the_queries_prove_nothing(hubs):
     found = check(hubs.gallery, hubs.queries, **hubs.known)
     assert found.automatic.is_sure

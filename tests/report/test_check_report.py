@@ -50,10 +50,10 @@ def test_the_hub_is_named_with_what_chance_would_give(found):
 
 def test_a_gain_has_its_interval_and_zero_is_said_if_it_is_included(found):
     sure = with_gains(found, GAIN, recommended="automatic", verdict="correct")
-    assert "Gain in R@1, in points: +1.26 [0.44, 2.08] with automatic settings" in said(sure)
+    assert "%. Gain, in points: +1.26 [0.44, 2.08] with automatic settings" in said(sure)
     assert said(sure).startswith("Verdict Use NNN(), the automatic settings (reference_k=")
     unsure = with_gains(found, DOUBT, recommended="automatic", verdict="try")
-    assert "Gain in R@1, in points: +0.10 [−2.00, 2.20] (includes 0)" in said(unsure)
+    assert "%. Gain, in points: +0.10 [−2.00, 2.20] (includes 0)" in said(unsure)
     assert "in an A/B test; no gain is shown yet." in said(unsure)
     few = replace(unsure, n_needed=2196)
     assert "Too few labels: to detect a gain of 1 point, you need about 2,200 queries" in said(few)

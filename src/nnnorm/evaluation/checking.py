@@ -285,7 +285,8 @@ class Check(Record):
                     "label some queries, or add clicks."
                 )
             return f"{_EXPECTATIONS[self.expectation][1]}: {text}"
-        gains = f"Gain in R@1, in points: {_show_gain(gain)} with automatic settings"
+        gains = f"R@1 is {100 * (self.recall_at_1 or 0):.1f} %. Gain, in points: {_show_gain(gain)}"
+        gains += " with automatic settings"
         if self.tuned is not None and self.tuned.gain is not None:
             none = "" if self.tuned.params else ", which is no correction"
             gains += f", {_show_gain(self.tuned.gain)} with tuned settings (cross-fitted){none}"

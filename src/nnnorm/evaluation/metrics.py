@@ -351,6 +351,8 @@ def evaluate(
     documents = None if parents is None else Documents.open(parents, len(items), items.name)
     n_items = len(items) if documents is None else len(documents)
     right = open_truth(truth, n_queries=len(asked), n_gallery=n_items)
+    if documents is None:
+        warn_of_shuffled_truth(asked, items, right)
     if used is not None:
         warn_of_scale(used, asked, used.weight if weight is None else weight)
     counted = []
@@ -420,10 +422,28 @@ def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict
 
 # Maximum number of past queries to search, and standard errors of a difference beyond noise.
 _MOST_PAST, _FAR = 4096, 2.5
+# Queries whose right items are compared; with fewer, chance decides.
+_MOST_COMPARED, _FEWEST_COMPARED = 512, 16
 # If the queries ask for more than this share of the items, past queries do too.
 _NEARLY_ALL = 0.9
 # With fewer items among the wrong hits, their share of right items is noise.
 _FEWEST_WRONG = 10
+
+
+def warn_of_shuffled_truth(queries: Embeddings, gallery: Embeddings, truth: Truth) -> None:
+    """Warn if queries score their right items no higher than the right items of other queries."""
+    some = truth.one_per_cluster
+    some = some[np.linspace(0, len(some) - 1, min(len(some), _MOST_COMPARED)).astype(np.int64)]
+    if len(some) < _FEWEST_COMPARED:
+        return
+    scores = queries.take(some) @ gallery.take(truth.clusters[some]).T
+    own = scores.diagonal()[:, None]
+    above = ((scores > own).mean(axis=1) + (scores >= own).mean(axis=1)) / 2
+    if above.mean() > 0.5 - 3 * above.std() / math.sqrt(len(some)):
+        warn(
+            f"{queries.name} score their right items no higher than those of other queries; check "
+            "that the truth has the order of the queries and the row numbers of the gallery"
+        )
 
 
 def warn_of_overlap(references: Embeddings, queries: Embeddings, role: str = "queries") -> float:
@@ -501,6 +521,7 @@ def open_task(
     right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
     for rows in (asked, bank):
         check_same_dim(rows, items)
+    warn_of_shuffled_truth(asked, items, right)
     warn_of_overlap(bank, asked)
     check_inputs(items, bank, allow_gallery_rows=None, compare=False)
     warn_of_mismatched_bank(bank, asked, items, right)

@@ -205,7 +205,7 @@ class Trial:
         if number not in known:
             options: dict[str, Any] = {"truth": self.raw.truth, **self.options}
             bias = self.settings[number].bias()
-            with quiet("rows of"):  # the task has been checked
+            with quiet():  # the task has been checked
                 known[number] = evaluate(self.queries, self.gallery, bias, **options)
         return known[number]
 
