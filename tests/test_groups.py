@@ -10,6 +10,7 @@ from nnnorm import (
     Corrector,
     InvertedSoftmax,
     NNNormError,
+    NNNormWarning,
     Popularity,
     Sinkhorn,
     build_index,
@@ -161,6 +162,19 @@ def test_later_items_get_the_values_of_a_fit(mixed, corrector):
     assert found.fingerprints["corrector"] == corrector.fingerprint
 
 
+def test_labels_of_the_other_group_are_warned_of(mixed, corrector):
+    with pytest.warns(NNNormWarning, match="200 of 200 items look like another group .* labeled t"):
+        corrector.transform_items(mixed["gallery"], groups=KINDS[::-1])
+    with pytest.warns(NNNormWarning, match="1 of 1 items .* labeled text, but looks like photo"):
+        corrector.transform_items(mixed["gallery"][:1], groups=["text"])
+
+
+def test_groups_that_do_not_lie_apart_are_not_compared(mixed):
+    labels = ["even", "odd"] * 100
+    corrector = Corrector.fit(mixed["gallery"], mixed["past"], groups=labels)
+    corrector.transform_items(mixed["gallery"], groups=labels[::-1])  # warnings are errors
+
+
 def test_a_corrector_is_saved_with_its_groups(mixed, corrector, tmp_path):
     corrector.save(tmp_path / "corrector.safetensors")
     loaded = Corrector.load(tmp_path / "corrector.safetensors")
@@ -187,6 +201,7 @@ def test_stored_rows_rank_like_the_exact_search(mixed, corrector):
 
 
 @pytest.mark.parametrize("kind", ["photo", "text"])
+@pytest.mark.filterwarnings("ignore:.* look like another group")
 def test_stored_rows_have_room_for_any_item_of_any_group(mixed, corrector, kind):
     extremes = np.concatenate([mixed["past"], -mixed["past"]])
     rows = corrector.transform_items(extremes, groups=[kind] * len(extremes))

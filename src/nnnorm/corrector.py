@@ -53,6 +53,9 @@ _N_QUERIES = 1024
 _FAR = 4.0
 # With fewer new items than this, the median may be far away by chance.
 _FEWEST_CHECKED = 8
+# Labels are checked if so many of the sampled items are nearest to the mean of their own group, and
+# each group has so many of them. A warning needs more than this share of wrong labels.
+_APART, _FEWEST_OF_A_GROUP, _MOST_WRONG = 0.99, 16, 0.1
 # Norms this close to 1 are unit norms that were rounded, for example to float16.
 _UNIT = 5e-3
 # Without normalization, later items may be longer than the longest gallery item by this factor.
@@ -729,7 +732,9 @@ class Corrector:
         statistics = Statistics(items, *banks, center=center, solver="exact", **options)
         values = np.asarray(self.method.values(statistics), dtype=np.float32)
         if labels is not None and self.groups is not None:
-            return np.float32(self.method.weight) * values + offsets_of(labels, self.groups)
+            values = np.float32(self.method.weight) * values + offsets_of(labels, self.groups)
+            self._warn_of_labels(items, labels)
+            return values
         known = self.bias.values
         spread = float(known.std(dtype=np.float64))
         away = abs(float(np.median(values)) - float(np.median(known)))
@@ -739,6 +744,29 @@ class Corrector:
                 "that of the corrector's gallery; check that the same model encoded both"
             )
         return values
+
+    def _warn_of_labels(self, items: Embeddings, labels: Labels) -> None:
+        """Warn if many items are nearer to another group's mean, in a gallery where few are."""
+        sample, known = self.sample.astype(np.float32), np.array(self.sample_groups)
+        names, counts = np.unique(known, return_counts=True)
+        if len(names) < 2 or counts.min() < _FEWEST_OF_A_GROUP:
+            return
+        means = np.stack([sample[known == name].mean(axis=0) for name in names])
+        lengths = np.square(means).sum(axis=1)
+
+        def nearest(rows: FloatArray) -> Labels:
+            return names[(2 * rows @ means.T - lengths).argmax(axis=1)]
+
+        if (nearest(sample) == known).mean() < _APART:
+            return
+        found = np.concatenate([nearest(block) for _, block in items.blocks()])
+        if (n_wrong := int((found != labels).sum())) > _MOST_WRONG * len(items):
+            row = int((found != labels).argmax())
+            warn(
+                f"{n_wrong:,} of {len(items):,} {items.name} look like another group than their "
+                f"label: item {row} is labeled {labels[row]}, but looks like {found[row]}; check "
+                "the labels"
+            )
 
     def _check_weighted(self) -> None:
         if self.weight == 0:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from nnnorm.embeddings import Source
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, quiet
 from nnnorm.index.backend import FloatArray, Items, chunks
 from nnnorm.index.config import bias_values
 from nnnorm.index.corrected import CorrectedIndex
@@ -128,7 +128,8 @@ def _check_bias(index: CorrectedIndex, stored: Items) -> list[str]:
             right = bias_values(corrector, items)
         else:  # the engine doesn't store groups: an item must have the bias of one of them
             one = [next(iter(corrector.groups))] * len(items)
-            plain = corrector.values_for(items, one) - corrector.groups[one[0]]
+            with quiet():  # these labels are only to be subtracted again
+                plain = corrector.values_for(items, one) - corrector.groups[one[0]]
             offsets = np.array(list(corrector.groups.values()))
             nearest = np.abs((values - plain)[:, None] - offsets).argmin(axis=1)
             right = plain + offsets[nearest].astype(np.float32)
