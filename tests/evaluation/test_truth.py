@@ -95,6 +95,8 @@ FLAT = "truth must have flat lists of items; query 1 has lists"
     ("truth", "words"),
     [
         ([0, 5, 1], OUTSIDE),
+        ([1, 5, 2], OUTSIDE[:-1] + "; subtract 1, because the first is 0$"),
+        ([0, -1, 1], r"names item -1, but .*; leave out queries without a right item$"),
         ([[0], [1, 5], [2]], OUTSIDE),
         (np.array([[0, 0], [1, 5], [2, 1]]), OUTSIDE),
         (np.array([[0, 0], [1, 1], [2, 2], [3, 3]]), NO_QUERY.format(3)),

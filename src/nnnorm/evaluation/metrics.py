@@ -143,16 +143,13 @@ def make_truth(
         if numbers.dtype.kind not in "iu":
             raise NNNormError(f"truth must hold whole numbers; got {numbers.dtype}")
         if len(bad := numbers[(numbers < 0) | (numbers >= limit)]):
-            is_from_1 = numbers.min() == 1 and numbers.max() == limit
-            raise NNNormError(
-                f"truth names {what} {bad[0]}, but there are {limit} (0 to {limit - 1})"
-                + ("; subtract 1, because the first is 0" if is_from_1 else "")
-                + (
-                    "; leave out pairs without a right item"
-                    if (what, bad[0]) == ("item", -1)
-                    else ""
-                )
-            )
+            hint = ""
+            if numbers.min() == 1 and numbers.max() == limit:
+                hint = "; subtract 1, because the first is 0"
+            elif what == "item" and bad[0] == -1:
+                hint = "; leave out queries without a right item"
+            there_are = f"there are {limit} (0 to {limit - 1})"
+            raise NNNormError(f"truth names {what} {bad[0]}, but {there_are}{hint}")
     queries, items = queries.astype(np.int64), items.astype(np.int64)
     order = np.lexsort((items, queries))
     queries, items = queries[order], items[order]
