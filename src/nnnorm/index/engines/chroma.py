@@ -47,6 +47,13 @@ class ChromaBackend(ServerBackend):
             parts.hostname, port=parts.port or 8000, ssl=parts.scheme == "https", headers=headers
         )
 
+    def close(self) -> None:
+        # Chroma's client doesn't close the connections to its server.
+        session = getattr(getattr(self._client, "_server", None), "_session", None)
+        super().close()
+        if session is not None and isinstance(self.place, str):
+            session.close()
+
     def _get(self, name: str) -> Any:
         return self.client.get_collection(name, embedding_function=None)
 
